@@ -1,0 +1,107 @@
+# Every target is a thin call of `python -m train`, `python -m serve` or a script; see their --help.
+# POSIX sh and the syntax of GNU make 3.81, so that it runs on macOS too (tests/scripts/test_makefile.py).
+
+PYTHON ?= python3.11
+CONFIG ?= configs/digits.yaml
+ARGS ?=
+IMAGE ?=
+
+ENVIRONMENT = "$(PYTHON)" scripts/environment.py
+TRAIN_PYTHON = .venv/train/bin/python
+SERVE_PYTHON = .venv/serve/bin/python
+TRAIN = $(TRAIN_PYTHON) -m train
+SERVE = $(SERVE_PYTHON) -m serve
+OPTIONS = --config "$(CONFIG)" $(ARGS)
+
+.DEFAULT_GOAL := help
+.PHONY: help setup data train evaluate export publish serve smoke predict report pipeline \
+	test test-fast lint format lock clean distclean \
+	python train-environment serve-environment server dev-environments
+
+help: ## Show this help
+	@echo 'make TARGET [CONFIG=configs/….yaml] [ARGS="--optimizer.lr 0.1 …"] [PYTHON=python3.11]'
+	@echo
+	@awk 'BEGIN { FS = ":.*## " } /^[a-z][a-z-]*:.*## / { printf "  %-10s %s\n", $$1, $$2 }' Makefile
+
+pipeline: train-environment server ## The main job: data, train, evaluate, export, publish, serve, smoke, report
+	@"$(PYTHON)" scripts/pipeline.py $(OPTIONS)
+
+setup: train-environment server ## Make or update the environments (the other targets do it themselves)
+
+data: train-environment ## Write the data set as an image folder
+	@$(TRAIN) data $(OPTIONS)
+
+train: train-environment ## Train, or go on with a run that was cut short
+	@$(TRAIN) fit $(OPTIONS)
+
+evaluate: train-environment ## Evaluate the best checkpoint on the test split
+	@$(TRAIN) evaluate $(OPTIONS)
+
+export: train-environment ## Export a bundle, if it passes the parity gate
+	@$(TRAIN) export $(OPTIONS)
+
+publish: train-environment serve-environment ## Export, and publish the bundle to the model repository
+	@bundle="$$($(TRAIN) export $(OPTIONS))" && $(SERVE) publish --bundle "$$bundle"
+
+serve: server ## Serve the current release in the foreground (Ctrl-C stops it)
+	@$(SERVE) up $(ARGS)
+
+smoke: train-environment server ## Publish, then send every test image through a server of its own
+	@data="$$($(TRAIN) data $(OPTIONS))" \
+	&& evaluation="$$($(TRAIN) evaluate $(OPTIONS))" \
+	&& bundle="$$($(TRAIN) export $(OPTIONS))" \
+	&& release="$$($(SERVE) publish --bundle "$$bundle")" \
+	&& $(SERVE) smoke --release "$$release" --images "$$data" \
+		--predictions "$$evaluation/predictions.jsonl" --output "$$(mktemp)"
+
+predict: serve-environment ## Ask the running server about one image: make predict IMAGE=path
+	@test -n "$(IMAGE)" || { echo 'error: name the image: make predict IMAGE=path' >&2; exit 2; }
+	@$(SERVE) predict "$(IMAGE)" $(ARGS)
+
+report: train-environment ## Write the report page of the run
+	@$(TRAIN) report $(OPTIONS)
+
+test: dev-environments ## Run every test in both environments, with coverage
+	@"$(PYTHON)" scripts/run_tests.py $(ARGS)
+
+test-fast: dev-environments ## Run the tests that start no real training and no server
+	@"$(PYTHON)" scripts/run_tests.py -m "not integration and not slow" $(ARGS)
+
+lint: dev-environments ## Check locks, style and types
+	@$(SERVE_PYTHON) scripts/lock.py --check
+	@$(TRAIN_PYTHON) -m ruff check .
+	@$(TRAIN_PYTHON) -m ruff format --check .
+	@$(TRAIN_PYTHON) -m mypy --cache-dir .mypy_cache/train src/slipway train scripts
+	@$(SERVE_PYTHON) -m mypy --cache-dir .mypy_cache/serve src/slipway serve
+
+format: dev-environments ## Format the code and mend what can be mended
+	@$(TRAIN_PYTHON) -m ruff check --fix .
+	@$(TRAIN_PYTHON) -m ruff format .
+
+# The lock tool comes with the smaller environment; ARGS=--upgrade moves what no .in file pins.
+lock: python ## Pin requirements/*.in, with hashes, in requirements/*.lock
+	@$(ENVIRONMENT) serve --dev
+	@$(SERVE_PYTHON) scripts/lock.py $(ARGS)
+
+clean: ## Remove what the stages made (never .venv, nor an image folder of your own)
+	rm -rf data/digits runs bundles model_repository
+	rm -rf .coverage htmlcov .pytest_cache .mypy_cache .ruff_cache .hypothesis
+
+distclean: clean ## The same, and the environments
+	rm -rf .venv
+
+python:
+	@command -v "$(PYTHON)" >/dev/null || { echo 'error: $(PYTHON) was not found; install Python 3.11,' \
+		'or say where it is: make PYTHON=/path/to/python3.11 …' >&2; exit 1; }
+
+train-environment: python
+	@$(ENVIRONMENT) train
+
+serve-environment: python
+	@$(ENVIRONMENT) serve
+
+server: python
+	@$(ENVIRONMENT) serve server
+
+dev-environments: python
+	@$(ENVIRONMENT) train serve server --dev

@@ -1,0 +1,108 @@
+"""What an exported bundle holds, and the only way to open one: verified first."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from slipway import sealed
+from slipway.contract import Signature
+from slipway.errors import SlipwayError
+
+KIND = "bundle"
+MODEL = "model.onnx"
+SIGNATURE = "signature.json"
+LABELS = "labels.txt"
+PARITY = "parity.json"
+PROVENANCE = "provenance.json"
+GOLDEN = "golden"
+GOLDEN_ANSWERS = "golden/answers.json"
+
+
+class BundleError(SlipwayError):
+    """A bundle whose parts do not fit each other."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Golden:
+    """One input with its known answer. `pixels_sha256` is over the bytes of the uint8 [3, S, S] array."""
+
+    path: Path
+    pixels_sha256: str
+    logits: npt.NDArray[np.float32]
+    label: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bundle:
+    """An opened bundle: every file matched its SHA-256 when it was opened."""
+
+    directory: Path
+    seal: str
+    signature: Signature
+    golden: tuple[Golden, ...]
+
+    @property
+    def version(self) -> int:
+        """The name of the directory: bundles/<name>/<version>."""
+        return int(self.directory.name)
+
+    @property
+    def release(self) -> str:
+        """How answers name the bundle that produced them, e.g. `digits/3@9f86d081884c`."""
+        return f"{self.signature.name}/{self.version}@{self.seal[:12]}"
+
+
+def open_bundle(directory: Path) -> Bundle:
+    """Verify and open a bundle.
+
+    Raises:
+        SealError: a file is missing, added or changed.
+        ContractError: the signature does not hash to what it says.
+        BundleError: labels differ from the signature, the verdict of the parity gate is not `passed`, or the
+            directory is not named by a version number.
+    """
+    manifest = sealed.verify(directory, KIND)
+    signature = Signature.load(directory / SIGNATURE)
+    if (directory / LABELS).read_bytes() != labels(signature):
+        raise BundleError(f"{directory / LABELS}: the class names differ from those in {SIGNATURE}")
+    if json.loads((directory / PARITY).read_bytes())["verdict"] != "passed":
+        raise BundleError(f"{directory / PARITY}: the parity gate did not pass; export again")
+    # Triton takes only numbers without leading zeros for a version.
+    if not directory.name.isascii() or not directory.name.isdigit() or directory.name.startswith("0"):
+        raise BundleError(f"{directory}: a bundle's directory is its version number: 1, 2, 3, ...")
+    return Bundle(directory=directory, seal=manifest.seal, signature=signature, golden=read_golden(directory))
+
+
+def labels(signature: Signature) -> bytes:
+    """The label file as bundle and model repository hold it: one class name a line, in index order."""
+    return "".join(f"{name}\n" for name in signature.classes).encode()
+
+
+def write_golden_answers(directory: Path, answers: list[Golden]) -> None:
+    """Write the answers beside the golden inputs, which already lie in `directory / "golden"`."""
+    content = [
+        {
+            "file": golden.path.name,
+            "pixels_sha256": golden.pixels_sha256,
+            "logits": [float(value) for value in golden.logits],
+            "label": golden.label,
+        }
+        for golden in answers
+    ]
+    sealed.write_json(directory / GOLDEN_ANSWERS, content)
+
+
+def read_golden(directory: Path) -> tuple[Golden, ...]:
+    """The golden inputs and answers in `directory / "golden"`, of a bundle or of a model made from one."""
+    return tuple(
+        Golden(
+            path=directory / GOLDEN / answer["file"],
+            pixels_sha256=answer["pixels_sha256"],
+            logits=np.array(answer["logits"], dtype=np.float32),
+            label=answer["label"],
+        )
+        for answer in json.loads((directory / GOLDEN_ANSWERS).read_bytes())
+    )

@@ -1,0 +1,31 @@
+"""How a command starts and ends: progress on stderr, one result on stdout, exit codes 0, 1 and 2."""
+
+import logging
+import signal
+import sys
+from collections.abc import Callable
+from typing import NoReturn
+
+from slipway.errors import SlipwayError
+
+
+def run(main: Callable[[list[str]], object]) -> NoReturn:
+    """Run `main(arguments)`, print what it made as the only line on stdout, and exit.
+
+    Exit codes: 0 done, 1 failed, 2 wrong usage, 130 Ctrl-C. A SlipwayError is shown as its sentence; anything
+    else is a bug and keeps its traceback.
+    """
+    logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
+    for ours in ("slipway", "train", "serve"):
+        logging.getLogger(ours).setLevel(logging.INFO)
+    try:
+        result = main(sys.argv[1:])
+    except SlipwayError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        sys.exit(128 + signal.SIGINT)
+    if result is not None:
+        print(result)
+    sys.exit(0)

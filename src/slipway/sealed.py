@@ -1,0 +1,238 @@
+"""Sealed directories: complete, hashed, published by one atomic rename. Every stage hands one to the next.
+
+A sealed directory holds its files and a `manifest.json` that lists each of them with size and SHA-256. It is
+written under a staging name beside its destination, flushed to disk, and renamed. So a reader sees a complete
+directory or none, whatever was killed when; and a flipped byte is noticed before anything uses it.
+"""
+
+import fcntl
+import json
+import logging
+import os
+import re
+import shutil
+import socket
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from slipway import hashing
+from slipway.errors import SlipwayError
+
+MANIFEST = "manifest.json"
+FORMAT = "slipway-sealed/1"
+STAGING_PREFIX = ".staging-"
+
+logger = logging.getLogger(__name__)
+
+
+class SealError(SlipwayError):
+    """A sealed directory could not be written, or is not what its manifest says."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Manifest:
+    """What a sealed directory says of itself.
+
+    kind: what it is (`data`, `checkpoint`, `evaluation`, `bundle`, `release`).
+    inputs: hash over everything it was made from; equal inputs need not be worked through again.
+    seal: SHA-256 of `manifest.json`, hence of the whole content: the directory's identity.
+    files: relative POSIX path -> SHA-256.
+    """
+
+    kind: str
+    inputs: str
+    seal: str
+    files: dict[str, str]
+
+
+@contextmanager
+def stage(destination: Path, *, kind: str, inputs: str = "") -> Iterator[Path]:
+    """Yield an empty directory to fill; when the block ends well, seal it and rename it to `destination`.
+
+    If the block raises, or the disk fills up, nothing appears at `destination` and the staging directory is
+    removed. What is already at `destination` is never touched.
+
+    Raises:
+        SealError: `destination` exists, or a write failed (the message names the path and the free space).
+    """
+    staging = destination.parent / (
+        f"{STAGING_PREFIX}{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
+    )
+    try:
+        destination.parent.mkdir(parents=True, exist_ok=True)
+        remove_abandoned(destination.parent)
+        staging.mkdir()
+        yield staging
+        _write_manifest(staging, kind, inputs)
+        _flush(staging)
+        _publish(staging, destination)
+    except OSError as error:
+        free = shutil.disk_usage(next(p for p in destination.absolute().parents if p.is_dir())).free
+        raise SealError(
+            f"{destination}: could not be written ({error}); {free / 1e6:.0f} MB are free there. "
+            "Nothing was published and what was there before is untouched"
+        ) from error
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+
+
+def verify(directory: Path, kind: str) -> Manifest:
+    """Check every file of a sealed directory against its manifest.
+
+    Raises:
+        SealError: no or unreadable manifest, another kind, a file missing, added, or changed.
+    """
+    manifest = read_manifest(directory)
+    if manifest.kind != kind:
+        raise SealError(f"{directory}: is a sealed {manifest.kind}, not a {kind}")
+    present = {
+        path.relative_to(directory).as_posix()
+        for path in directory.rglob("*")
+        if not path.is_dir() or path.is_symlink()
+    } - {MANIFEST}
+    if missing := sorted(manifest.files.keys() - present):
+        raise SealError(f"{directory / missing[0]}: is listed in the manifest but missing")
+    if added := sorted(present - manifest.files.keys()):
+        raise SealError(f"{directory / added[0]}: is not listed in the manifest; it was added after sealing")
+    for name, expected in manifest.files.items():
+        path = directory / name
+        try:
+            same = not path.is_symlink() and hashing.of_file(path) == expected
+        except OSError as error:  # a failing disk, or the directory is being removed
+            raise SealError(f"{path}: cannot be read ({error})") from error
+        if not same:
+            raise SealError(f"{path}: differs from the manifest (SHA-256); it was changed or damaged")
+    return manifest
+
+
+def read_manifest(directory: Path) -> Manifest:
+    """The manifest alone, without checking the files. Raises SealError if there is none or it makes no sense."""
+    path = directory / MANIFEST
+    try:
+        text = path.read_bytes()
+        content = json.loads(text)
+        if content["format"] != FORMAT:
+            raise SealError(f"{path}: has format {content['format']!r}; this Slipway reads {FORMAT!r}")
+        files = {str(name): str(entry["sha256"]) for name, entry in content["files"].items()}
+        manifest = Manifest(
+            kind=content["kind"], inputs=content["inputs"], seal=hashing.of_bytes(text), files=files
+        )
+    except FileNotFoundError:
+        raise SealError(f"{directory}: is not a sealed directory (no {MANIFEST})") from None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise SealError(f"{path}: cannot be read as a manifest ({error!r})") from error
+    for name in manifest.files:
+        if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:
+            raise SealError(f"{path}: names {name!r}, which lies outside the directory")
+    return manifest
+
+
+def newest_good(parent: Path, kind: str) -> Path | None:
+    """The last directory by name that verifies. Damaged ones are passed over with a warning each."""
+    for directory in reversed(sealed_in(parent)):
+        try:
+            verify(directory, kind)
+        except SealError as error:
+            logger.warning("WARNING: passing over a damaged %s: %s", kind, error)
+            continue
+        return directory
+    return None
+
+
+def made_from(parent: Path, kind: str, inputs: str) -> Path | None:
+    """The last good directory made from exactly these inputs, if there is one."""
+    for directory in reversed(sealed_in(parent)):
+        try:
+            if read_manifest(directory).inputs == inputs:
+                verify(directory, kind)
+                return directory
+        except SealError as error:
+            logger.warning("WARNING: passing over a damaged %s: %s", kind, error)
+    return None
+
+
+def sealed_in(parent: Path) -> list[Path]:
+    """Directories below `parent` that have a manifest, in name order. None is read or verified."""
+    if not parent.is_dir():
+        return []
+    return sorted(d for d in parent.iterdir() if not d.name.startswith(".") and (d / MANIFEST).is_file())
+
+
+def remove_abandoned(parent: Path) -> None:
+    """Remove staging directories that a killed process of this host left in `parent`."""
+    # The whole name: host `node` must not take `.staging-node-2-...`, which is another host's, for its own.
+    ours = re.compile(re.escape(f"{STAGING_PREFIX}{socket.gethostname()}") + r"-(\d+)-[0-9a-f]{8}")
+    for directory in parent.glob(f"{STAGING_PREFIX}*"):
+        match = ours.fullmatch(directory.name)
+        if match and not _is_alive(int(match[1])):
+            shutil.rmtree(directory, ignore_errors=True)
+
+
+@contextmanager
+def only_one(path: Path, what: str) -> Iterator[None]:
+    """Let one process at a time work on `path`; a second one says so and waits for the first.
+
+    The lock is advisory, lies in `<path>.lock`, and dies with its holder.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.with_name(f".{path.name}.lock").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            logger.info("another process is busy with %s; waiting for it", what)
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def write_json(path: Path, content: Any) -> None:
+    """JSON as we write it everywhere: sorted, indented, UTF-8, no NaN."""
+    text = json.dumps(content, indent=2, sort_keys=True, ensure_ascii=False, allow_nan=False)
+    path.write_text(text + "\n", encoding="utf-8")
+
+
+def _write_manifest(staging: Path, kind: str, inputs: str) -> None:
+    files = {}
+    for path in sorted(p for p in staging.rglob("*") if not p.is_dir() or p.is_symlink()):
+        if path.is_symlink():
+            raise SealError(f"{path}: a sealed directory holds files, not links")
+        entry = {"bytes": path.stat().st_size, "sha256": hashing.of_file(path)}
+        files[path.relative_to(staging).as_posix()] = entry
+    write_json(staging / MANIFEST, {"format": FORMAT, "kind": kind, "inputs": inputs, "files": files})
+
+
+def _flush(directory: Path) -> None:
+    """Make files read-only and force them and their directory entries to disk."""
+    for path in [*directory.rglob("*"), directory]:
+        if path.is_file():
+            path.chmod(0o444)
+        _fsync(path)
+
+
+def _publish(staging: Path, destination: Path) -> None:
+    # rename() replaces an empty directory silently, and a full one not at all.
+    if destination.exists():
+        raise SealError(f"{destination}: is already there; sealed directories are never overwritten")
+    staging.rename(destination)
+    _fsync(destination.parent)
+
+
+def _fsync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True

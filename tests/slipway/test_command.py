@@ -1,0 +1,90 @@
+"""How a command ends: codes for scripts, one result on stdout, sentences on stderr."""
+
+import signal
+import subprocess
+import sys
+
+import pytest
+
+PRELUDE = """
+import argparse, logging, os, signal, sys, time
+from pathlib import Path
+from slipway import command
+from slipway.config import ConfigError
+from slipway.errors import SlipwayError, UsageError
+
+def main(arguments):
+"""
+
+
+def run(body: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run a command whose `main(arguments)` does `body`."""
+    program = PRELUDE + "".join(f"    {line}\n" for line in body.splitlines()) + "\ncommand.run(main)\n"
+    return subprocess.run(
+        [sys.executable, "-c", program, *arguments], capture_output=True, text=True, timeout=30, check=False
+    )
+
+
+def test_result_is_all_that_goes_to_stdout() -> None:
+    """So that `bundle="$(make export)"` works, whatever is logged or shown meanwhile."""
+    done = run(
+        "logging.getLogger('slipway.sealed').info('progress')\n"
+        "logging.getLogger('train').warning('WARNING: careful')\n"
+        "logging.getLogger('PIL').info('chatter of a library')\n"
+        "logging.getLogger('torch').warning('a warning of a library')\n"
+        "return Path(arguments[0]) / 'bundle'",
+        "a b",
+    )
+    assert done.returncode == 0
+    assert done.stdout == "a b/bundle\n"
+    assert done.stderr == "progress\nWARNING: careful\na warning of a library\n"
+
+
+@pytest.mark.parametrize(("body", "output"), [("pass", ""), ("return None", ""), ("return 0", "0\n")])
+def test_command_that_makes_nothing_prints_nothing(body: str, output: str) -> None:
+    done = run(body)
+    assert (done.returncode, done.stdout, done.stderr) == (0, output, "")
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        ("SlipwayError('configs/a.yaml: ä')", 1),
+        ("UsageError('configs/a.yaml: ä')", 2),
+        ("ConfigError('configs/a.yaml: ä')", 2),
+    ],
+)
+def test_failure_is_one_sentence_on_stderr_and_an_exit_code(error: str, code: int) -> None:
+    done = run(f"raise {error}")
+    assert (done.returncode, done.stdout, done.stderr) == (code, "", "error: configs/a.yaml: ä\n")
+
+
+def test_bug_keeps_its_traceback() -> None:
+    done = run("raise RuntimeError('what is this')")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith("Traceback (most recent call last):\n")
+    assert done.stderr.endswith("RuntimeError: what is this\n")
+
+
+def test_wrong_usage_that_argparse_finds_has_the_same_code() -> None:
+    done = run("argparse.ArgumentParser(prog='x').parse_args(arguments)", "--unknown")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "unrecognized arguments: --unknown" in done.stderr
+
+
+def test_ctrl_c_ends_quietly_and_runs_what_cleans_up() -> None:
+    done = run(
+        "try:\n"
+        "    os.kill(os.getpid(), signal.SIGINT)\n"
+        "    time.sleep(10)\n"
+        "finally:\n"
+        "    print('cleaned up', file=sys.stderr)"
+    )
+    assert (done.returncode, done.stdout) == (128 + signal.SIGINT, "")
+    assert done.stderr == "cleaned up\ninterrupted\n"
+
+
+def test_main_gets_the_arguments_without_the_programs_name() -> None:
+    assert (
+        run("return arguments", "fit", "--optimizer.lr", "0.1").stdout == "['fit', '--optimizer.lr', '0.1']\n"
+    )
