@@ -1,0 +1,84 @@
+import json
+from pathlib import Path
+
+import pytest
+
+from slipway.bundle import Bundle, open_bundle
+from slipway.sealed import SealError
+from tests.train.conftest import MakeConfig, MakeFolder
+from train import export as stage
+from train import parity
+from train.config import Config
+from train.evaluate import evaluate
+from train.export import export
+from train.fit import fit
+from train.folder import ImageFolder, read_folder
+from train.parity import ParityError
+from train.runs import run_for
+
+
+@pytest.fixture
+def trained(make_folder: MakeFolder, make_config: MakeConfig) -> tuple[Config, ImageFolder]:
+    # Twelve numeric names: '10' comes before '2' (case A03).
+    config = make_config(
+        make_folder(tuple(map(str, range(12))), train=2, val=2, test=1), training__epochs="1"
+    )
+    folder = read_folder(config.data)
+    fit(config, folder)
+    return config, folder
+
+
+def exported(trained: tuple[Config, ImageFolder]) -> Path:
+    config, folder = trained
+    run = run_for(config, folder)
+    return export(config, run, folder, evaluate(config, run, folder))
+
+
+def test_bundle_carries_its_proof(trained: tuple[Config, ImageFolder]) -> None:
+    directory = exported(trained)
+    bundle = open_bundle(directory)
+    assert bundle.version == 1
+    assert json.loads((directory / "parity.json").read_text())["verdict"] == "passed"
+    provenance = json.loads((directory / "provenance.json").read_text())
+    assert provenance["dataset_fingerprint"] == trained[1].fingerprint
+    assert provenance["checkpoint"].startswith("step-")
+    check_class_names(bundle, trained[1])
+    check_nothing_is_done_twice(trained, directory)
+
+
+def check_class_names(bundle: Bundle, folder: ImageFolder) -> None:
+    """Case A03: one list, written once by training, the same in every artefact."""
+    assert bundle.signature.classes == folder.classes
+    assert (bundle.directory / "labels.txt").read_text().split() == list(folder.classes)
+    assert folder.classes[2] == "10"
+    assert len(bundle.golden) == 24
+
+
+def check_nothing_is_done_twice(trained: tuple[Config, ImageFolder], directory: Path) -> None:
+    assert exported(trained) == directory
+    assert [path.name for path in directory.parent.iterdir() if not path.name.startswith(".")] == ["1"]
+
+
+def test_failed_gate_publishes_nothing_and_keeps_the_report(
+    trained: tuple[Config, ImageFolder], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(parity.TOLERANCES, "float32", 0.0)
+    with pytest.raises(ParityError, match="Nothing was published"):
+        exported(trained)
+    config, folder = trained
+    bundles = config.run.bundles / config.run.name
+    assert [path.name for path in bundles.iterdir() if not path.name.startswith(".")] == []
+    report = json.loads((run_for(config, folder).directory / "parity.json").read_text())
+    assert report["verdict"] == "failed"
+
+
+def test_damaged_bundle_is_refused_and_replaced_under_a_new_version(
+    trained: tuple[Config, ImageFolder],
+) -> None:
+    directory = exported(trained)
+    (directory / "labels.txt").chmod(0o644)
+    (directory / "labels.txt").write_text("\n".join(reversed(trained[1].classes)))
+    with pytest.raises(SealError, match=r"labels\.txt: differs from the manifest"):
+        open_bundle(directory)
+    assert exported(trained).name == "2"
+    assert stage._next_version(directory.parent) == 3

@@ -1,0 +1,1 @@
+"""Training: images -> run -> checkpoint -> evaluation -> bundle. Hands over sealed directories, imports `slipway`."""

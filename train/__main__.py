@@ -1,0 +1,97 @@
+"""python -m train data | fit | evaluate | export | report"""
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from slipway import command
+from slipway.config import add_options, load, parse
+from slipway.errors import UsageError
+from train.config import Config
+
+if TYPE_CHECKING:
+    from train.folder import ImageFolder
+
+COMMANDS = {
+    "data": "write the embedded data set, or look through your own image folder",
+    "fit": "train, or continue, or find finished, the run of this configuration",
+    "evaluate": "evaluate the run's best checkpoint on the test split",
+    "export": "export the run's best checkpoint to a proven, sealed bundle",
+    "report": "write the run's report.html",
+}
+
+
+def main(arguments: list[str]) -> Path | None:
+    """Do one stage; returns what it made, which is printed as the only line on stdout."""
+    parser = argparse.ArgumentParser(
+        prog="python -m train",
+        description="Train an image classifier and hand it over as a sealed bundle.",
+        epilog="Progress goes to stderr; the path of what was made goes to stdout. Exit codes: 0 done, 1 failed, "
+        "2 wrong usage. A relative path given here starts at the current directory; one in a config file, at the "
+        "project root.",
+        allow_abbrev=False,
+    )
+    stages = parser.add_subparsers(dest="stage", metavar="|".join(COMMANDS), required=True)
+    parsers = {}
+    for name, help in COMMANDS.items():
+        parsers[name] = stages.add_parser(name, help=help, description=help, allow_abbrev=False)
+        parsers[name].add_argument("--config", type=Path, help="YAML file that overrides defaults")
+        if name == "report":
+            parsers[name].add_argument("--smoke", type=Path, help="result of the smoke test, to be shown")
+        add_options(parsers[name], Config)
+    if not arguments or arguments[0] not in parsers:
+        parser.parse_args(arguments)
+        raise UsageError(f"choose one of {', '.join(COMMANDS)}")
+    stage = arguments[0]
+    chosen, overrides = parse(parsers[stage], arguments[1:], Config)
+    config = load(Config, chosen.config, overrides)
+    return _run(stage, config, getattr(chosen, "smoke", None))
+
+
+def _run(stage: str, config: Config, smoke: Path | None) -> Path | None:
+    # Imported stage by stage: torch takes seconds, and `--help`, `data` and wrong options should answer at once.
+    from train.folder import read_folder
+
+    if config.data.embedded == "digits":
+        from train.embedded import write_digits
+
+        data = config.data
+        write_digits(data.root, data.val_fraction, data.test_fraction, data.split_seed)
+    folder = read_folder(config.data)
+    if stage == "data":
+        return config.data.root
+    if stage == "fit":
+        return _fit(config, folder)
+    return _work_on_run(stage, config, folder, smoke)
+
+
+def _fit(config: Config, folder: "ImageFolder") -> Path | None:
+    from lightning.fabric.utilities import rank_zero_only
+
+    from train.fit import fit
+
+    run = fit(config, folder)
+    return run if getattr(rank_zero_only, "rank", 0) == 0 else None
+
+
+def _work_on_run(stage: str, config: Config, folder: "ImageFolder", smoke: Path | None) -> Path:
+    """Evaluate, then export, then report, up to the stage asked for. What is sealed already is only looked up."""
+    from train.evaluate import evaluate
+    from train.runs import run_for
+
+    run = run_for(config, folder)
+    evaluation = evaluate(config, run, folder)
+    if stage == "evaluate":
+        return evaluation
+    from train.export import export
+
+    bundle = export(config, run, folder, evaluation)
+    if stage == "export":
+        return bundle
+    from train.report import write_report
+
+    return write_report(run.directory, config.data.root, evaluation, bundle, smoke)
+
+
+if __name__ == "__main__":
+    command.run(main)

@@ -1,0 +1,142 @@
+"""Every option of training, with its default and its range. A config file overrides only what changes."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from slipway.config import option, section
+from slipway.contract import Preprocessing
+from slipway.paths import PROJECT_ROOT
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunConfig:
+    name: str = option("run", "name of the run and of its bundles")
+    directory: Path = option(PROJECT_ROOT / "runs", "where runs are kept")
+    bundles: Path = option(PROJECT_ROOT / "bundles", "where exported bundles are kept")
+
+    def problems(self) -> Iterator[tuple[str, str]]:
+        if not self.name or self.name.startswith(".") or "/" in self.name or not self.name.isprintable():
+            yield "name", f"is {self.name!r}; it becomes a directory name, so no slashes and no leading dot"
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataConfig:
+    root: Path = option(PROJECT_ROOT / "data", "image folder: <class>/*, or {train,val,test}/<class>/*")
+    embedded: Literal["digits"] | None = option(None, "write this embedded data set to `root` first")
+    val_fraction: float = option(
+        0.15, "share of a folder without splits held out for validation", above=0, below=1
+    )
+    test_fraction: float = option(
+        0.15, "share of a folder without splits held out for the test", above=0, below=1
+    )
+    split_seed: int = option(0, "another seed draws another split", at_least=0)
+    workers: int = option(2, "processes that decode and augment, per rank", at_least=0)
+
+    def problems(self) -> Iterator[tuple[str, str]]:
+        if self.val_fraction + self.test_fraction >= 1:
+            yield "val_fraction", "and data.test_fraction leave nothing to train on"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageConfig:
+    size: int = option(224, "height and width of the model input, pixels", at_least=1)
+    resize: int = option(256, "shorter side is scaled to this before the centre is cut out", at_least=1)
+    interpolation: Literal["bilinear", "bicubic"] = option("bilinear", "antialiased filter")
+    background: tuple[int, int, int] = option((0, 0, 0), "RGB behind transparent pixels, 0..255")
+    max_bytes: int = option(32 * 2**20, "larger files are refused", above=0)
+    max_pixels: int = option(64_000_000, "larger images are refused before decoding", above=0)
+    max_aspect_ratio: float = option(100.0, "more elongated images are refused", at_least=1)
+    mean: tuple[float, float, float] = option((0.485, 0.456, 0.406), "per channel, of values in 0..1")
+    std: tuple[float, float, float] = option((0.229, 0.224, 0.225), "per channel, of values in 0..1")
+
+    def problems(self) -> Iterator[tuple[str, str]]:
+        if self.resize < self.size:
+            yield (
+                "resize",
+                f"is {self.resize}, smaller than image.size {self.size}: there would be nothing to cut",
+            )
+        if not all(0 <= value <= 255 for value in self.background):
+            yield "background", f"is {list(self.background)}; each channel must be 0..255"
+        if not all(value > 0 for value in self.std):
+            yield "std", f"is {list(self.std)}; each channel must be above 0"
+
+    def preprocessing(self) -> Preprocessing:
+        return Preprocessing(
+            image_size=self.size,
+            resize_size=self.resize,
+            interpolation=self.interpolation,
+            background=self.background,
+            max_bytes=self.max_bytes,
+            max_pixels=self.max_pixels,
+            max_aspect_ratio=self.max_aspect_ratio,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class AugmentConfig:
+    min_scale: float = option(0.35, "smallest share of the area a random crop keeps", above=0, at_most=1)
+    max_stretch: float = option(4 / 3, "a random crop's aspect ratio is drawn from 1/this..this", at_least=1)
+    flip: float = option(0.5, "probability of a horizontal flip", at_least=0, at_most=1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    name: str = option("resnet18", "a torchvision classification model, by name")
+    stem: Literal["standard", "small"] = option(
+        "standard", "small: keep the resolution of images below 64 pixels"
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimizerConfig:
+    name: Literal["sgd", "adamw"] = option("adamw", "sgd has Nesterov momentum 0.9")
+    lr: float = option(1e-3, "peak learning rate", above=0)
+    weight_decay: float = option(0.05, "of weights; norms and biases are spared", at_least=0)
+    warmup: float = option(0.1, "share of all steps in which the learning rate rises", at_least=0, below=1)
+    clip_norm: float | None = option(1.0, "largest gradient norm; null clips nothing", above=0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingConfig:
+    epochs: int = option(10, "passes over the training split", at_least=1)
+    batch_size: int = option(64, "samples per optimiser step, over all ranks and micro-batches", at_least=1)
+    accumulate: int = option(1, "micro-batches a rank works off per step, to save memory", at_least=1)
+    label_smoothing: float = option(0.0, "share of the target spread over all classes", at_least=0, below=1)
+    seed: int = option(0, "of weights, data order and augmentation", at_least=0)
+    precision: Literal["32-true", "bf16-mixed", "16-mixed"] = option(
+        "32-true", "of the forward and backward pass"
+    )
+    log_every: int = option(5, "steps between lines in metrics.jsonl", at_least=1)
+    checkpoint_every: int | None = option(None, "steps between checkpoints, besides one an epoch", at_least=1)
+    keep_checkpoints: int = option(2, "newest checkpoints kept besides the best", at_least=1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class HardwareConfig:
+    accelerator: Literal["auto", "cpu", "cuda"] = option("auto", "auto: CUDA where there is a device")
+    devices: int = option(1, "processes on this machine; torchrun's own count goes before", at_least=1)
+    deterministic: bool = option(default=True, help="refuse operations that differ from run to run")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportConfig:
+    max_batch: int = option(32, "largest batch the artefact promises to take", at_least=2)
+    golden_per_class: int = option(2, "validation images of each class that the bundle carries", at_least=1)
+    golden_limit: int = option(40, "most golden images altogether", at_least=1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """The whole of training. `python -m train fit --help` lists it."""
+
+    run: RunConfig = section(RunConfig)
+    data: DataConfig = section(DataConfig)
+    image: ImageConfig = section(ImageConfig)
+    augment: AugmentConfig = section(AugmentConfig)
+    model: ModelConfig = section(ModelConfig)
+    optimizer: OptimizerConfig = section(OptimizerConfig)
+    training: TrainingConfig = section(TrainingConfig)
+    hardware: HardwareConfig = section(HardwareConfig)
+    export: ExportConfig = section(ExportConfig)

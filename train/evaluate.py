@@ -1,0 +1,153 @@
+"""Evaluation: every sample once, exact counts, in full precision."""
+
+import json
+import logging
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from sklearn.metrics import confusion_matrix, precision_recall_fscore_support
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+from slipway import hashing, sealed
+from slipway.source import code_hash
+from train import checkpoint
+from train.config import Config
+from train.folder import ImageFolder
+from train.hardware import Machine
+from train.loader import Batch, PlainSamples, plain_batches
+from train.model import build_model, inference
+from train.runs import Run
+from train.split import Split
+
+KIND = "evaluation"
+METRICS = "metrics.json"
+PREDICTIONS = "predictions.jsonl"
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Score:
+    """loss: mean cross entropy. accuracy: share of samples whose top-1 is right. Both over `samples`."""
+
+    samples: int
+    loss: float
+    accuracy: float
+
+
+def score(model: nn.Module, batches: Iterable[Batch], machine: Machine) -> Score:
+    """Score a model over the batches of all ranks together. Restores the mode it found.
+
+    Runs in float32 whatever training runs in: the exported model is float32, and the two must agree.
+    """
+    totals = torch.zeros(3, dtype=torch.float64, device=machine.device)
+    with inference(model):
+        for on_host in batches:
+            batch = on_host.to(machine.device)
+            logits = model(batch.images)
+            totals[0] += cross_entropy(logits, batch.labels, reduction="none").double().sum()
+            totals[1] += (logits.argmax(dim=1) == batch.labels).sum()
+            totals[2] += len(batch.labels)
+    loss_sum, right_sum, samples = machine.total(totals).tolist()
+    return Score(samples=int(samples), loss=loss_sum / samples, accuracy=right_sum / samples)
+
+
+def predict(model: nn.Module, batches: Iterable[Batch], device: torch.device) -> npt.NDArray[np.float32]:
+    """Logits, float32 [samples, classes], in the order of the batches. Restores the mode it found."""
+    with inference(model):
+        return np.concatenate([model(batch.to(device).images).cpu().numpy() for batch in batches])
+
+
+def evaluate(config: Config, run: Run, folder: ImageFolder, split: Split = "test") -> Path:
+    """Evaluate the best checkpoint of `run` on one split; returns a sealed directory.
+
+    It holds `metrics.json` (accuracy, loss, confusion, per class) and `predictions.jsonl` (a line a file, with all
+    probabilities), which serving is held against. An evaluation that exists already is returned as it is.
+    """
+    directory = checkpoint.best(run)
+    inputs = hashing.of_data(
+        [split, sealed.read_manifest(directory).seal, folder.fingerprint, code_hash("train.evaluate")]
+    )
+    with sealed.only_one(run.evaluations, "this run's evaluation"):
+        if made := sealed.made_from(run.evaluations, KIND, inputs):
+            logger.info("evaluated already: %s", made)
+            return made
+        return _evaluate(config, run, folder, split, directory, inputs)
+
+
+def _evaluate(
+    config: Config, run: Run, folder: ImageFolder, split: Split, directory: Path, inputs: str
+) -> Path:
+    signature = checkpoint.load_signature(directory)
+    model = build_model(config.model, len(signature.classes), signature.mean, signature.std)
+    checkpoint.load_model(directory, model)
+    samples = PlainSamples(folder, split, signature.preprocessing)
+    batches = plain_batches(
+        samples,
+        config.training.batch_size,
+        rank=0,
+        world_size=1,
+        workers=config.data.workers,
+    )
+    logits = predict(model, batches, torch.device("cpu"))
+    labels = np.array([sample.label for sample in samples.samples])
+    metrics = {
+        "checkpoint": directory.name,
+        "split": split,
+        **summarise(logits, labels, signature.classes),
+    }
+    destination = run.evaluations / f"{directory.name}-{split}-{inputs[:8]}"
+    with sealed.stage(destination, kind=KIND, inputs=inputs) as staging:
+        sealed.write_json(staging / METRICS, metrics)
+        (staging / PREDICTIONS).write_text(_predictions(samples, logits, signature.classes), encoding="utf-8")
+    logger.info("%s accuracy %.4f on %d images (%s)", split, metrics["accuracy"], len(labels), directory.name)
+    return destination
+
+
+def summarise(
+    logits: npt.NDArray[np.float32], labels: npt.NDArray[np.int64], classes: tuple[str, ...]
+) -> dict[str, Any]:
+    """Metrics of [samples, classes] logits against [samples] labels. Rows of `confusion` are true classes."""
+    everything = np.arange(len(classes))
+    predicted = logits.argmax(axis=1)
+    precision, recall, f1, support = precision_recall_fscore_support(
+        labels, predicted, labels=everything, zero_division=0.0
+    )
+    return {
+        "samples": len(labels),
+        "accuracy": float((predicted == labels).mean()),
+        "loss": float(cross_entropy(torch.from_numpy(logits).double(), torch.from_numpy(labels))),
+        "classes": list(classes),
+        "confusion": confusion_matrix(labels, predicted, labels=everything).tolist(),
+        "per_class": [
+            {
+                "class": name,
+                "precision": float(precision[i]),
+                "recall": float(recall[i]),
+                "f1": float(f1[i]),
+                "support": int(support[i]),
+            }
+            for i, name in enumerate(classes)
+        ],
+    }
+
+
+def _predictions(samples: PlainSamples, logits: npt.NDArray[np.float32], classes: tuple[str, ...]) -> str:
+    probabilities = torch.from_numpy(logits).softmax(dim=1).numpy()
+    lines = [
+        {
+            "file": sample.file,
+            "sha256": sample.sha256,
+            "label": classes[sample.label],
+            "predicted": classes[int(row.argmax())],
+            "probabilities": [float(value) for value in row],
+        }
+        for sample, row in zip(samples.samples, probabilities, strict=True)
+    ]
+    return "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)

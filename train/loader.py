@@ -1,0 +1,138 @@
+"""Samples -> batches of uint8 tensors. Workers hold no state: a batch depends on what was asked for, nothing else."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from slipway.contract import Preprocessing
+from slipway.preprocessing import ImageError, decode, preprocess
+from train.augment import augment, generator_for
+from train.config import AugmentConfig
+from train.folder import DataError, ImageFolder, Sample
+from train.order import Draw, Order
+from train.split import Split
+
+_Item = tuple[npt.NDArray[np.uint8], int, float]  # image, label, weight
+
+
+@dataclass(frozen=True, kw_only=True)
+class Batch:
+    """images: uint8 [n, 3, size, size]. labels: int64 [n]. weights: float32 [n], 0 or 1."""
+
+    images: torch.Tensor
+    labels: torch.Tensor
+    weights: torch.Tensor
+
+    def to(self, device: torch.device) -> "Batch":
+        return Batch(
+            images=self.images.to(device, non_blocking=True),
+            labels=self.labels.to(device, non_blocking=True),
+            weights=self.weights.to(device, non_blocking=True),
+        )
+
+    def pin_memory(self) -> "Batch":
+        return Batch(
+            images=self.images.pin_memory(),
+            labels=self.labels.pin_memory(),
+            weights=self.weights.pin_memory(),
+        )
+
+
+class TrainingSamples(Dataset[_Item]):
+    """Augmented training images, asked for by `Draw`."""
+
+    def __init__(self, folder: ImageFolder, rules: Preprocessing, config: AugmentConfig, seed: int) -> None:
+        self.root, self.samples = folder.root, folder.splits["train"]
+        self.rules, self.config, self.seed = rules, config, seed
+
+    def __getitem__(self, draw: Draw) -> _Item:
+        sample = self.samples[draw.index]
+        random = generator_for(self.seed, draw.epoch, draw.index)
+        try:
+            image = decode(_read(self.root, sample), self.rules)
+        except ImageError as error:
+            raise DataError(f"{self.root / sample.file}: {error}") from error
+        return augment(image, self.rules, self.config, random), sample.label, draw.weight
+
+
+class PlainSamples(Dataset[_Item]):
+    """Images exactly as the server will see them, for validation, evaluation and parity."""
+
+    def __init__(self, folder: ImageFolder, split: Split, rules: Preprocessing) -> None:
+        self.root, self.samples, self.rules = folder.root, folder.splits[split], rules
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    def __getitem__(self, index: int) -> _Item:
+        sample = self.samples[index]
+        try:
+            return preprocess(_read(self.root, sample), self.rules), sample.label, 1.0
+        except ImageError as error:
+            raise DataError(f"{self.root / sample.file}: {error}") from error
+
+
+def training_batches(
+    samples: TrainingSamples,
+    order: Order,
+    *,
+    cursor: int,
+    accumulate: int,
+    rank: int,
+    world_size: int,
+    workers: int,
+) -> Iterator[Batch]:
+    """Every micro-batch of this rank from `cursor` to the end of training, as one stream over all epochs."""
+    draws = (
+        micro_batch
+        for window in order.windows(cursor)
+        for micro_batch in order.micro_batches(window, accumulate, rank, world_size)
+    )
+    return _load(samples, draws, workers)
+
+
+def plain_batches(
+    samples: PlainSamples, batch_size: int, *, rank: int, world_size: int, workers: int
+) -> Iterator[Batch]:
+    """Every sample once over all ranks: no padding, no dropping. Ranks may get different numbers of batches."""
+    mine = range(rank, len(samples), world_size)
+    indices = (list(mine[start : start + batch_size]) for start in range(0, len(mine), batch_size))
+    return _load(samples, indices, workers)
+
+
+def _load(samples: Dataset[_Item], batches: Iterable[list[Any]], workers: int) -> Iterator[Batch]:
+    # A plain DataLoader, not Fabric's wrapper: that one calls set_epoch with its own counter and would replay
+    # epoch 0 after a restart.
+    loader: DataLoader[_Item] = DataLoader(
+        samples,
+        batch_sampler=batches,
+        num_workers=workers,
+        collate_fn=_collate,
+        pin_memory=torch.cuda.is_available(),
+        # Its own, because starting an iterator draws a seed, which would move the dropout of the first step.
+        generator=torch.Generator(),
+    )
+    try:
+        yield from loader
+    except DataError as error:
+        # From a worker process the sentence arrives at the end of that worker's traceback.
+        raise DataError(
+            str(error).rstrip().splitlines()[-1].removeprefix("train.folder.DataError: ")
+        ) from None
+
+
+def _collate(samples: list[_Item]) -> Batch:
+    images, labels, weights = zip(*samples, strict=True)
+    return Batch(
+        images=torch.from_numpy(np.stack(images)), labels=torch.tensor(labels), weights=torch.tensor(weights)
+    )
+
+
+def _read(root: Path, sample: Sample) -> bytes:
+    return (root / sample.file).read_bytes()

@@ -1,0 +1,98 @@
+"""The model: a torchvision network that takes uint8 pixels and scales and normalises them itself."""
+
+import difflib
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+import torchvision
+from torch import nn
+
+from slipway.errors import SlipwayError, UsageError
+from train.config import ModelConfig
+
+
+class ImageClassifier(nn.Module):
+    """uint8 [batch, 3, size, size], RGB, 0..255 -> logits float32 [batch, classes].
+
+    Normalisation is part of the model, so it cannot be forgotten, applied twice or in another order, neither in
+    training nor by whoever serves the exported graph.
+    """
+
+    scale: torch.Tensor
+    shift: torch.Tensor
+
+    def __init__(self, backbone: nn.Module, mean: tuple[float, ...], std: tuple[float, ...]) -> None:
+        super().__init__()
+        self.backbone = backbone
+        deviation = torch.tensor(std, dtype=torch.float64).reshape(1, 3, 1, 1)
+        average = torch.tensor(mean, dtype=torch.float64).reshape(1, 3, 1, 1)
+        # (x / 255 - mean) / std as one multiplication and one addition. Not persistent: they are configuration.
+        self.register_buffer("scale", (1 / (255 * deviation)).float(), persistent=False)
+        self.register_buffer("shift", (-average / deviation).float(), persistent=False)
+
+    def forward(self, image: torch.Tensor) -> torch.Tensor:
+        logits: torch.Tensor = self.backbone(image.float() * self.scale + self.shift)
+        return logits.float()
+
+
+def build_model(
+    config: ModelConfig, classes: int, mean: tuple[float, ...], std: tuple[float, ...]
+) -> ImageClassifier:
+    """A freshly initialised classifier. Draws from torch's global generator: seed it first.
+
+    Raises UsageError for a name that is not a torchvision classification model.
+    """
+    names = torchvision.models.list_models(module=torchvision.models)
+    if config.name not in names:
+        near = difflib.get_close_matches(config.name, names, n=1)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        raise UsageError(f"model.name is {config.name!r}, which torchvision does not have{hint}")
+    backbone = torchvision.models.get_model(config.name, weights=None, num_classes=classes)
+    if config.stem == "small":
+        keep_resolution(backbone, config.name)
+    return ImageClassifier(backbone, mean, std)
+
+
+def keep_resolution(backbone: nn.Module, name: str) -> None:
+    """Give a network made for 224 pixels a stem for small images, in place.
+
+    Its first convolution becomes 3x3 with stride 1, and the pooling behind it goes, as in the ResNet paper's
+    CIFAR models (arxiv.org/abs/1512.03385, section 4.2).
+    """
+    for path, module in backbone.named_modules():
+        if isinstance(module, nn.Conv2d):
+            stem = nn.Conv2d(3, module.out_channels, 3, stride=1, padding=1, bias=module.bias is not None)
+            backbone.set_submodule(path, stem)
+            break
+    else:
+        raise SlipwayError(f"model.stem small: {name} has no convolution to replace; use model.stem standard")
+    if isinstance(getattr(backbone, "maxpool", None), nn.MaxPool2d):
+        backbone.set_submodule("maxpool", nn.Identity())
+
+
+class TrainingModeError(SlipwayError):
+    """A model in training mode was about to be exported or served."""
+
+
+@contextmanager
+def inference(model: nn.Module) -> Iterator[None]:
+    """eval() and inference_mode() inside, and every submodule's own mode restored afterwards."""
+    modes = {module: module.training for module in model.modules()}
+    model.eval()
+    try:
+        with torch.inference_mode():
+            yield
+    finally:
+        for module, training in modes.items():
+            module.training = training
+
+
+def require_eval(model: nn.Module) -> None:
+    """Raises TrainingModeError naming the first submodule that is in training mode."""
+    for path, module in model.named_modules():
+        if module.training:
+            raise TrainingModeError(
+                f"{path or type(model).__name__} is in training mode: dropout would be live and batch "
+                "statistics used; call eval() on the whole model first"
+            )

@@ -1,0 +1,139 @@
+"""A run: one directory that says what was trained, from what, on what, and how it went."""
+
+import json
+import platform
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import slipway
+from slipway import config as configuration
+from slipway import hashing
+from slipway.paths import PROJECT_ROOT
+from slipway.sealed import write_json
+from slipway.source import code_hash
+from train.config import Config
+from train.folder import ImageFolder
+from train.hardware import Machine
+
+LOCK = PROJECT_ROOT / "requirements" / "train.lock"
+_PACKAGES = ("torch", "torchvision", "lightning", "numpy", "pillow", "onnx", "onnxscript", "onnxruntime")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """`runs/<name>-<hash of its inputs>/`: equal inputs are the same run, and continue it."""
+
+    directory: Path
+    inputs: str
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.directory / "checkpoints"
+
+    @property
+    def evaluations(self) -> Path:
+        return self.directory / "evaluations"
+
+    @property
+    def metrics(self) -> Path:
+        return self.directory / "metrics.jsonl"
+
+
+def run_for(config: Config, folder: ImageFolder) -> Run:
+    """The run that this configuration, data set, code and lock determine. Nothing is created."""
+    settings = configuration.to_dict(config)
+    # Where things lie and what happens after training do not change what is trained.
+    for section in ("run", "export"):
+        del settings[section]
+    for option in ("root", "embedded", "workers"):
+        del settings["data"][option]
+    inputs = hashing.of_data(
+        {
+            "name": config.run.name,
+            "settings": settings,
+            "data": folder.fingerprint,
+            "code": code_hash("train.fit"),
+            "lock": hashing.of_file(LOCK),
+        }
+    )
+    return Run(directory=config.run.directory / f"{config.run.name}-{inputs[:8]}", inputs=inputs)
+
+
+def describe(run: Run, config: Config, folder: ImageFolder, machine: Machine) -> None:
+    """Write `config.yaml` (every value, resolved) and `environment.json`."""
+    run.directory.mkdir(parents=True, exist_ok=True)
+    (run.directory / "config.yaml").write_text(configuration.to_yaml(config), encoding="utf-8")
+    write_json(run.directory / "environment.json", {**environment(), **_launched(config, folder, machine)})
+
+
+def environment() -> dict[str, Any]:
+    """What could make the same code behave differently elsewhere."""
+    return {
+        "versions": {"slipway": slipway.__version__, **{name: version(name) for name in _PACKAGES}},
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "cpu": {"threads": torch.get_num_threads(), "capability": torch.backends.cpu.get_cpu_capability()},
+        "lock_sha256": hashing.of_file(LOCK),
+        "code_sha256": code_hash("train.__main__"),
+        "git": git_state(),
+    }
+
+
+def git_state() -> dict[str, Any]:
+    """The commit, and whether the working tree differs from it; null where there is no repository."""
+    try:
+        commit = _git("rev-parse", "HEAD")
+        return {"commit": commit, "dirty": bool(_git("status", "--porcelain"))}
+    except (OSError, subprocess.CalledProcessError):
+        return {"commit": None, "dirty": None}
+
+
+def append_metrics(run: Run, line: dict[str, Any]) -> None:
+    with run.metrics.open("a", encoding="utf-8") as file:
+        file.write(json.dumps(line) + "\n")
+
+
+def read_metrics(run: Run) -> Iterator[dict[str, Any]]:
+    """Every complete line. A line cut short by a kill is the last one, and is left out."""
+    if not run.metrics.exists():
+        return
+    with run.metrics.open(encoding="utf-8") as file:
+        for line in file:
+            if line.endswith("\n"):
+                yield json.loads(line)
+
+
+def forget_metrics_after(run: Run, step: int) -> None:
+    """Drop what was logged behind the checkpoint that training continues from: it will happen again."""
+    kept = [line for line in read_metrics(run) if line["step"] <= step]
+    temporary = run.metrics.with_suffix(".tmp")
+    temporary.write_text("".join(json.dumps(line) + "\n" for line in kept), encoding="utf-8")
+    temporary.replace(run.metrics)
+
+
+def _launched(config: Config, folder: ImageFolder, machine: Machine) -> dict[str, Any]:
+    on_cuda = machine.device.type == "cuda"
+    device = torch.cuda.get_device_name(machine.device) if on_cuda else platform.machine()
+    return {
+        "command": sys.argv,
+        "device": device,
+        "world_size": machine.fabric.world_size,
+        "precision": {"requested": config.training.precision, "effective": machine.precision.precision},
+        "data": {
+            "root": str(configuration.to_dict(config)["data"]["root"]),
+            "fingerprint": folder.fingerprint,
+            "images": {split: len(samples) for split, samples in folder.splits.items()},
+        },
+    }
+
+
+def _git(*arguments: str) -> str:
+    command = ["git", "-C", str(PROJECT_ROOT), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
