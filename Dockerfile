@@ -30,6 +30,8 @@ WORKDIR /app
 # Where the stages write; open to any user, as /tmp is, and the places for mounts.
 RUN useradd --uid 1000 slipway \
     && mkdir -m 1777 data runs bundles
+# A run records which lock it was trained with.
+COPY requirements/train.lock requirements/train.lock
 COPY configs configs
 COPY src/slipway src/slipway
 COPY train train
@@ -55,5 +57,7 @@ COPY serve serve
 # HTTP, gRPC, metrics.
 EXPOSE 8000 8001 8002
 USER 1000:1000
-# The entry point stays that of the base: it prints NVIDIA's notices and starts the command.
-CMD ["python3", "-m", "serve", "up"]
+# The entry point stays that of the base: it prints NVIDIA's notices and starts the command. It serves what
+# `python -m serve publish --target container` made; mount the model repository there, read-only.
+CMD ["tritonserver", "--model-repository=/app/model_repository/current/models", \
+    "--model-control-mode=none", "--disable-auto-complete-config", "--exit-timeout-secs=10"]

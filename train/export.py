@@ -38,6 +38,7 @@ def export(config: Config, run: Run, folder: ImageFolder, evaluation: Path) -> P
             "evaluation": sealed.read_manifest(evaluation).seal,
             "export": [config.export.max_batch, config.export.golden_per_class, config.export.golden_limit],
             "code": code_hash("train.export"),
+            "pins": hashing.of_file(compatibility.TABLE),
         }
     )
     bundles = config.run.bundles / config.run.name

@@ -5,13 +5,12 @@ written under a staging name beside its destination, flushed to disk, and rename
 directory or none, whatever was killed when; and a flipped byte is noticed before anything uses it.
 """
 
+import contextlib
 import fcntl
 import json
 import logging
 import os
-import re
 import shutil
-import socket
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -59,25 +58,20 @@ def stage(destination: Path, *, kind: str, inputs: str = "") -> Iterator[Path]:
     Raises:
         SealError: `destination` exists, or a write failed (the message names the path and the free space).
     """
-    staging = destination.parent / (
-        f"{STAGING_PREFIX}{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
-    )
     try:
         destination.parent.mkdir(parents=True, exist_ok=True)
         remove_abandoned(destination.parent)
-        staging.mkdir()
-        yield staging
-        _write_manifest(staging, kind, inputs)
-        _flush(staging)
-        _publish(staging, destination)
+        with _staging_directory(destination.parent) as staging:
+            yield staging
+            _write_manifest(staging, kind, inputs)
+            _flush(staging)
+            _publish(staging, destination)
     except OSError as error:
         free = shutil.disk_usage(next(p for p in destination.absolute().parents if p.is_dir())).free
         raise SealError(
             f"{destination}: could not be written ({error}); {free / 1e6:.0f} MB are free there. "
             "Nothing was published and what was there before is untouched"
         ) from error
-    finally:
-        shutil.rmtree(staging, ignore_errors=True)
 
 
 def verify(directory: Path, kind: str) -> Manifest:
@@ -163,20 +157,22 @@ def sealed_in(parent: Path) -> list[Path]:
 
 
 def remove_abandoned(parent: Path) -> None:
-    """Remove staging directories that a killed process of this host left in `parent`."""
-    # The whole name: host `node` must not take `.staging-node-2-...`, which is another host's, for its own.
-    ours = re.compile(re.escape(f"{STAGING_PREFIX}{socket.gethostname()}") + r"-(\d+)-[0-9a-f]{8}")
+    """Remove staging directories in `parent` whose process was killed: nobody holds their lock any more.
+
+    Not by process id: in a container it is 1 before and after a restart.
+    """
     for directory in parent.glob(f"{STAGING_PREFIX}*"):
-        match = ours.fullmatch(directory.name)
-        if match and not _is_alive(int(match[1])):
-            shutil.rmtree(directory, ignore_errors=True)
+        # Somebody is writing it, or has just finished, or the file system cannot say: leave it.
+        with contextlib.suppress(OSError), _descriptor(directory) as descriptor:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(directory)
 
 
 @contextmanager
 def only_one(path: Path, what: str) -> Iterator[None]:
     """Let one process at a time work on `path`; a second one says so and waits for the first.
 
-    The lock is advisory, lies in `<path>.lock`, and dies with its holder.
+    The lock is advisory, lies in `.<name>.lock` beside `path`, and dies with its holder.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.with_name(f".{path.name}.lock").open("w") as file:
@@ -221,18 +217,31 @@ def _publish(staging: Path, destination: Path) -> None:
 
 
 def _fsync(path: Path) -> None:
+    with _descriptor(path) as descriptor:
+        os.fsync(descriptor)
+
+
+@contextmanager
+def _staging_directory(parent: Path) -> Iterator[Path]:
+    """A new directory, locked as long as this process lives, and gone afterwards unless it was renamed."""
+    staging = parent / f"{STAGING_PREFIX}{uuid.uuid4().hex}"
+    staging.mkdir()
+    try:
+        with _descriptor(staging) as descriptor:
+            # A file system that cannot lock directories cannot tell abandoned ones either: they stay.
+            with contextlib.suppress(OSError):
+                fcntl.flock(descriptor, fcntl.LOCK_EX)
+            if os.fstat(descriptor).st_nlink == 0:  # taken for abandoned before it was locked
+                staging.mkdir()
+            yield staging
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+
+
+@contextmanager
+def _descriptor(path: Path) -> Iterator[int]:
     descriptor = os.open(path, os.O_RDONLY)
     try:
-        os.fsync(descriptor)
+        yield descriptor
     finally:
         os.close(descriptor)
-
-
-def _is_alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True

@@ -2,6 +2,7 @@
 
 import struct
 import zlib
+from collections.abc import Callable
 
 import numpy as np
 import numpy.typing as npt
@@ -27,7 +28,7 @@ MODES_AND_FORMATS = [(mode, encoding) for encoding, modes in MODES.items() for m
 
 # EXIF orientation -> how the stored rows and columns become the upright image, after the EXIF 2.3 standard:
 # 6, for example, says that row 0 as stored is the right-hand side, and column 0 the top.
-UPRIGHT = {
+UPRIGHT: dict[int, Callable[[npt.NDArray[np.uint8]], npt.NDArray[np.uint8]]] = {
     1: lambda stored: stored,
     2: lambda stored: stored[:, ::-1],
     3: lambda stored: stored[::-1, ::-1],
@@ -81,8 +82,8 @@ def animation(encoding: str, colours: tuple[tuple[int, int, int], ...]) -> bytes
 
 
 def ramp16() -> npt.NDArray[np.uint16]:
-    """256 values over the whole range of 16 bits, 16 x 16."""
-    return np.linspace(0, 65535, 256).astype(np.uint16).reshape(16, 16)
+    """One value of each of the 256 levels of 8 bits, with all kinds of lower bits, 16 x 16."""
+    return (np.arange(256) * 256 + np.arange(256)[::-1]).astype(np.uint16).reshape(16, 16)
 
 
 def png(

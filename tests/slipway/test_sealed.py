@@ -8,7 +8,6 @@ import random
 import select
 import shutil
 import signal
-import socket
 import stat
 import subprocess
 import sys
@@ -49,14 +48,6 @@ def staging_in(parent: Path) -> list[str]:
     return [path.name for path in parent.iterdir() if path.name.startswith(sealed.STAGING_PREFIX)]
 
 
-@pytest.fixture
-def dead_pid() -> int:
-    """The number of a process that has ended."""
-    process = subprocess.Popen([sys.executable, "-c", ""])
-    process.wait()
-    return process.pid
-
-
 Start = Callable[..., subprocess.Popen[str]]
 
 
@@ -64,6 +55,8 @@ Start = Callable[..., subprocess.Popen[str]]
 def start() -> Iterator[Start]:
     """Start Python programs that talk through pipes; none outlives the test."""
     running: list[subprocess.Popen[str]] = []
+    # Without the measuring of coverage: what is killed, or has no disk left, cannot write its data.
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("COVERAGE_")}
 
     def start_program(program: str, *arguments: object) -> subprocess.Popen[str]:
         running.append(
@@ -73,6 +66,7 @@ def start() -> Iterator[Start]:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 text=True,
+                env=environment,
             )
         )
         return running[-1]
@@ -166,6 +160,13 @@ def test_link_is_no_substitute_for_a_folder(tmp_path: Path) -> None:
     (directory / "deep").rename(tmp_path / "elsewhere")
     (directory / "deep").symlink_to(tmp_path / "elsewhere")
     with pytest.raises(SealError, match="1/deep"):
+        sealed.verify(directory, KIND)
+
+
+def test_added_link_to_a_folder_is_named(tmp_path: Path) -> None:
+    directory = publish(tmp_path / "1")
+    (directory / "more").symlink_to(tmp_path)
+    with pytest.raises(SealError, match="1/more: is not listed in the manifest"):
         sealed.verify(directory, KIND)
 
 
@@ -408,7 +409,7 @@ def test_killed_at_any_moment_leaves_only_whole_directories(tmp_path: Path, star
         process = start(PUBLISHES_FOR_EVER, tmp_path, run)
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
-        assert not [name for name in staging_in(tmp_path) if f"-{process.pid}-" not in name]
+        assert len(staging_in(tmp_path)) <= 1  # this process's own
         time.sleep(moments.uniform(0, 0.03))
         process.kill()
         assert process.wait(30) == -signal.SIGKILL
@@ -422,24 +423,20 @@ def test_killed_at_any_moment_leaves_only_whole_directories(tmp_path: Path, star
     assert staging_in(tmp_path) == []
 
 
-def test_only_abandoned_directories_of_this_host_are_removed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dead_pid: int
-) -> None:
-    """On a shared file system other hosts write beside us, and `node-2` is not `node`."""
-    monkeypatch.setattr(socket, "gethostname", lambda: "node")
-    kept = [
-        f".staging-node-{os.getpid()}-0123abcd",
-        f".staging-node-2-{dead_pid}-0123abcd",
-        f".staging-node2-{dead_pid}-0123abcd",
-        f".staging-other-{dead_pid}-0123abcd",
-        ".staging-node-of-somebody",
-        f"staging-node-{dead_pid}-0123abcd",
-    ]
-    for name in (*kept, f".staging-node-{dead_pid}-0123abcd", f".staging-node-{dead_pid}-89abcdef"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "state.pt").touch(0o444)
-    sealed.remove_abandoned(tmp_path)
-    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(kept)
+def test_directory_that_somebody_is_writing_is_not_taken_for_abandoned(tmp_path: Path, start: Start) -> None:
+    """Whatever their process ids: in containers that share a volume, both may be process 1."""
+    (tmp_path / ".staging-left-behind").mkdir()
+    (tmp_path / ".staging-left-behind" / "state.pt").touch(0o444)
+    with sealed.stage(tmp_path / "1", kind=KIND) as staging:
+        (staging / "state.pt").write_bytes(b"weights")
+        process = start(PUBLISHES_FOR_EVER, tmp_path, 0)
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        process.kill()
+        process.wait(30)
+        assert ".staging-left-behind" not in staging_in(tmp_path)
+        assert staging.name in staging_in(tmp_path)
+    sealed.verify(tmp_path / "1", KIND)
 
 
 # Disk full

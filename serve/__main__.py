@@ -1,0 +1,175 @@
+"""Serving: publish a bundle, run the server, check it, ask it.
+
+    python -m serve publish --bundle bundles/digits/1
+    python -m serve up
+    python -m serve predict cat.jpg
+    python -m serve smoke --release ... --images ... --predictions ... --output ...
+
+`python -m serve COMMAND --help` explains each.
+"""
+
+import argparse
+import difflib
+import re
+import signal
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from slipway import command, config
+from slipway.errors import UsageError
+from slipway.paths import PROJECT_ROOT, relative_to_project
+
+REPOSITORY = PROJECT_ROOT / "model_repository"
+CURRENT = REPOSITORY / "current"
+DEFAULT_URLS = {"http": "127.0.0.1:8000", "grpc": "127.0.0.1:8001"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Command:
+    """One `python -m serve <name>`: its options and what it does with them."""
+
+    help: str
+    add_options: Callable[[argparse.ArgumentParser], None]
+    run: Callable[[argparse.Namespace], object]
+    # Checked here and not by argparse, which would complain about `--images` where `--image` was mistyped.
+    required: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class NoConfiguration:
+    """Serving has no configuration file: a release says everything itself."""
+
+
+def main(arguments: list[str]) -> object:
+    if not arguments or arguments[0] in ("-h", "--help"):
+        print(_overview())
+        return None
+    name, *rest = arguments
+    if name not in COMMANDS:
+        near = difflib.get_close_matches(name, COMMANDS, n=1)
+        hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(COMMANDS)}"
+        raise UsageError(f"command line: {name} is not a command of serve; {hint}")
+    chosen = COMMANDS[name]
+    parser = argparse.ArgumentParser(
+        prog=f"python -m serve {name}", description=chosen.help, allow_abbrev=False
+    )
+    chosen.add_options(parser)
+    options, _ = config.parse(parser, rest, NoConfiguration)
+    for option in chosen.required:
+        if option not in options:
+            raise UsageError(f"command line: --{option} is missing; see `python -m serve {name} --help`")
+    # As Ctrl-C does: unwind, so that no server is left behind.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    return chosen.run(options)
+
+
+def _overview() -> str:
+    width = max(map(len, COMMANDS))
+    lines = [f"  {name:{width}}  {chosen.help}" for name, chosen in COMMANDS.items()]
+    return "\n".join([str(__doc__), *lines])
+
+
+def _publish_options(parser: argparse.ArgumentParser) -> None:
+    _add_path(parser, "--bundle", "directory of the exported bundle (required)")
+    _add_path(parser, "--repository", "model repository to publish into", REPOSITORY)
+    parser.add_argument(
+        "--target",
+        choices=["embedded", "container"],
+        default="embedded",
+        help="embedded (default): the Triton of `make setup`; container: NVIDIA's image",
+    )
+    parser.add_argument(
+        "--cpus", type=int, help="how many CPUs the server will have (default: as many as here)"
+    )
+
+
+def _publish(options: argparse.Namespace) -> Path:
+    from serve import cpus, repository
+
+    count = cpus.available_cpus() if options.cpus is None else options.cpus
+    if count < 1:
+        raise UsageError(f"command line: --cpus is {count}; must be at least 1")
+    return repository.publish(options.bundle, options.repository, options.target, count)
+
+
+def _up_options(parser: argparse.ArgumentParser) -> None:
+    _add_path(parser, "--release", "release to serve", CURRENT)
+
+
+def _up(options: argparse.Namespace) -> None:
+    from serve import up
+
+    up.run(options.release)
+
+
+def _smoke_options(parser: argparse.ArgumentParser) -> None:
+    _add_path(parser, "--release", "release to serve", CURRENT)
+    _add_path(parser, "--images", "folder that the paths in the predictions start from (required)")
+    _add_path(parser, "--predictions", "predictions.jsonl of offline evaluation (required)")
+    _add_path(parser, "--output", "JSON file to write the result to (required)")
+
+
+def _smoke(options: argparse.Namespace) -> Path:
+    from serve import smoke
+
+    return smoke.run(options.release, options.images, options.predictions, options.output)
+
+
+def _predict_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("images", type=Path, nargs="+", metavar="IMAGE", help="image files to ask about")
+    parser.add_argument(
+        "--protocol", choices=list(DEFAULT_URLS), default="http", help="http (default) or grpc"
+    )
+    parser.add_argument("--url", help="host:port (default: where `python -m serve up` listens)")
+
+
+def _predict(options: argparse.Namespace) -> None:
+    from serve import predict
+
+    # `up` prints its address as a browser wants it; Triton's client wants it bare.
+    url = (options.url or DEFAULT_URLS[options.protocol]).removeprefix("http://").rstrip("/")
+    if not re.fullmatch(r"[^\s/]+:\d+", url):
+        raise UsageError(f"command line: --url is {options.url}; expected host:port")
+    for line in predict.run(options.images, url, options.protocol):
+        print(line, flush=True)
+
+
+def _add_path(parser: argparse.ArgumentParser, option: str, help: str, default: Path | None = None) -> None:
+    """An option that is a path. Without a default it is absent from the result if it was not given."""
+    if default is None:
+        parser.add_argument(option, type=Path, default=argparse.SUPPRESS, metavar="PATH", help=help)
+    else:
+        shown = relative_to_project(default)
+        parser.add_argument(
+            option, type=Path, default=default, metavar="PATH", help=f"{help} (default: {shown})"
+        )
+
+
+COMMANDS = {
+    "publish": Command(
+        help="Make a sealed release of a bundle and let model_repository/current point at it.",
+        add_options=_publish_options,
+        run=_publish,
+        required=("bundle",),
+    ),
+    "up": Command(
+        help="Serve a release in the foreground; Ctrl-C stops it cleanly.",
+        add_options=_up_options,
+        run=_up,
+    ),
+    "smoke": Command(
+        help="Send every test image through a real server and compare with offline evaluation.",
+        add_options=_smoke_options,
+        run=_smoke,
+        required=("images", "predictions", "output"),
+    ),
+    "predict": Command(
+        help="Ask a running server about image files.",
+        add_options=_predict_options,
+        run=_predict,
+    ),
+}
+
+if __name__ == "__main__":
+    command.run(main)

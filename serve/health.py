@@ -1,0 +1,35 @@
+"""Is it really serving? The only check that sees a dead model process: ask it something and know the answer.
+
+Triton's own health endpoints stay 200 when the process behind a model has died.
+"""
+
+import numpy as np
+
+from serve.client import Client
+from serve.release import Release
+from slipway.errors import SlipwayError
+
+TOLERANCE = 1e-4
+
+
+class WrongAnswer(SlipwayError):
+    """The server answers, but not as the release was proven to."""
+
+
+def check(client: Client, release: Release) -> None:
+    """Ask for one golden image through the whole ensemble.
+
+    Raises:
+        ServingError: there was no answer.
+        WrongAnswer: another release answered, or this one answered something else than when it was exported.
+    """
+    golden = release.golden[0]
+    (answer,) = client.classify([golden.image])
+    if answer.release != release.identity:
+        raise WrongAnswer(f"the server answers with release {answer.release}, not with {release.identity}")
+    difference = np.abs(answer.probabilities - golden.probabilities).max()
+    if answer.label != golden.label or not difference <= TOLERANCE:  # NaN is within no tolerance
+        raise WrongAnswer(
+            f"the golden image was answered {answer.label!r} with probabilities off by {difference:.2g}; it is "
+            f"{golden.label!r}, and at most {TOLERANCE:g} is allowed"
+        )

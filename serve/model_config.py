@@ -1,0 +1,185 @@
+"""The configurations of the three Triton models, built as Triton's own protobuf messages.
+
+    classify (ensemble):  encoded image -> preprocess -> uint8 pixels -> classifier -> logits, probabilities
+
+All three carry the bundle's version, so they are promoted and rolled back together. One description serves two
+targets: `embedded` runs ONNX Runtime in Triton's Python backend, `container` runs it in Triton's own
+`onnxruntime` backend, which only NVIDIA's image has.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from google.protobuf import text_format
+from tritonclient.grpc import model_config_pb2
+from tritonclient.grpc.model_config_pb2 import ModelConfig, ModelInput, ModelOutput, ModelWarmup
+
+from slipway.contract import INPUT, LOGITS, PROBABILITIES, Signature
+
+Target = Literal["embedded", "container"]
+
+PREPROCESS = "preprocess"
+CLASSIFIER = "classifier"
+ENSEMBLE = "classify"
+ENCODED = "encoded"
+RELEASE = "release"
+
+LABELS_FILE = "labels.txt"
+WARMUP_IMAGE = "golden_encoded"
+WARMUP_PIXELS = "golden_pixels"
+THREADS = "intra_op_thread_count"
+
+# One-thread instances answer more requests per second than one instance with as many threads, but each holds
+# the model in memory and loads it at start; beyond this many, CPUs become threads.
+MAX_INSTANCES = 4
+# A full queue is answered 503 at once, and a request that waited this long is refused: well before clients give
+# up (serve.client), so that nothing is computed for somebody who has left.
+MAX_QUEUE_SIZE = 256
+QUEUE_TIMEOUT_SECONDS = 10
+
+
+@dataclass(frozen=True, kw_only=True)
+class Description:
+    """What the configurations are made from.
+
+    cpus: how many CPUs the server will have; instances x threads of a model stay within it.
+    """
+
+    signature: Signature
+    version: int
+    target: Target
+    cpus: int
+
+    @property
+    def instances(self) -> int:
+        return min(self.cpus, MAX_INSTANCES)
+
+    @property
+    def threads(self) -> int:
+        """Of one classifier instance."""
+        return self.cpus // self.instances
+
+
+def preprocess(description: Description) -> ModelConfig:
+    """Encoded bytes in, pixels out. Images of any length batch together, because one image is one string."""
+    return ModelConfig(
+        name=PREPROCESS,
+        backend="python",
+        max_batch_size=description.signature.max_batch,
+        version_policy=_only(description.version),
+        input=[_encoded_input()],
+        output=[
+            ModelOutput(name=INPUT, data_type="TYPE_UINT8", dims=_pixel_dims(description.signature)),
+            _release_output(),
+        ],
+        instance_group=_instances(description),
+        dynamic_batching=_dynamic_batching(),
+        model_warmup=[_warm_up(ENCODED, "TYPE_STRING", [1], WARMUP_IMAGE)],
+    )
+
+
+def classifier(description: Description) -> ModelConfig:
+    """Pixels in, logits and probabilities out."""
+    pixels = _pixel_dims(description.signature)
+    config = ModelConfig(
+        name=CLASSIFIER,
+        backend="python" if description.target == "embedded" else "onnxruntime",
+        max_batch_size=description.signature.max_batch,
+        version_policy=_only(description.version),
+        input=[ModelInput(name=INPUT, data_type="TYPE_UINT8", dims=pixels)],
+        output=_answer_outputs(description.signature),
+        instance_group=_instances(description),
+        dynamic_batching=_dynamic_batching(),
+        model_warmup=[_warm_up(INPUT, "TYPE_UINT8", pixels, WARMUP_PIXELS)],
+    )
+    # Left to itself, ONNX Runtime takes one thread for every core of the host, in every instance.
+    config.parameters[THREADS].string_value = str(description.threads)
+    config.parameters["inter_op_thread_count"].string_value = "1"
+    return config
+
+
+def ensemble(description: Description) -> ModelConfig:
+    """What clients call. It takes exactly this version of each step, never "the latest"."""
+    config = ModelConfig(
+        name=ENSEMBLE,
+        platform="ensemble",
+        max_batch_size=description.signature.max_batch,
+        version_policy=_only(description.version),
+        input=[_encoded_input()],
+        output=[*_answer_outputs(description.signature), _release_output()],
+    )
+    steps = config.ensemble_scheduling.step
+    steps.add(
+        model_name=PREPROCESS,
+        model_version=description.version,
+        input_map={ENCODED: ENCODED},
+        output_map={INPUT: INPUT, RELEASE: RELEASE},
+    )
+    steps.add(
+        model_name=CLASSIFIER,
+        model_version=description.version,
+        input_map={INPUT: INPUT},
+        output_map={LOGITS: LOGITS, PROBABILITIES: PROBABILITIES},
+    )
+    return config
+
+
+def render(config: ModelConfig) -> str:
+    """The text of config.pbtxt."""
+    return text_format.MessageToString(config)
+
+
+def _encoded_input() -> ModelInput:
+    return ModelInput(name=ENCODED, data_type="TYPE_STRING", dims=[1])
+
+
+def _release_output() -> ModelOutput:
+    return ModelOutput(name=RELEASE, data_type="TYPE_STRING", dims=[1])
+
+
+def _answer_outputs(signature: Signature) -> list[ModelOutput]:
+    # The label file makes Triton's classification extension answer with names.
+    return [
+        ModelOutput(
+            name=name, data_type="TYPE_FP32", dims=[len(signature.classes)], label_filename=LABELS_FILE
+        )
+        for name in (LOGITS, PROBABILITIES)
+    ]
+
+
+def _pixel_dims(signature: Signature) -> list[int]:
+    size = signature.preprocessing.image_size
+    return [3, size, size]
+
+
+def _only(version: int) -> model_config_pb2.ModelVersionPolicy:
+    return model_config_pb2.ModelVersionPolicy(
+        specific=model_config_pb2.ModelVersionPolicy.Specific(versions=[version])
+    )
+
+
+def _instances(description: Description) -> list[model_config_pb2.ModelInstanceGroup]:
+    return [model_config_pb2.ModelInstanceGroup(kind="KIND_CPU", count=description.instances)]
+
+
+def _dynamic_batching() -> model_config_pb2.ModelDynamicBatching:
+    """Batch what is waiting, wait for nothing: a queue delay of 3 ms halves throughput at low concurrency."""
+    return model_config_pb2.ModelDynamicBatching(
+        default_queue_policy=model_config_pb2.ModelQueuePolicy(
+            timeout_action="REJECT",
+            default_timeout_microseconds=QUEUE_TIMEOUT_SECONDS * 1_000_000,
+            max_queue_size=MAX_QUEUE_SIZE,
+        )
+    )
+
+
+def _warm_up(name: str, data_type: str, dims: list[int], file: str) -> ModelWarmup:
+    """Triton refuses a warm-up on the ensemble, so each step has its own. `file` lies in <model>/warmup/.
+
+    It has to be an input that the model answers well: an error during warm-up crashes the server.
+    """
+    warm_up = ModelWarmup(name="golden", batch_size=1)
+    warm_up.inputs[name].data_type = model_config_pb2.DataType.Value(data_type)
+    warm_up.inputs[name].dims.extend(dims)
+    warm_up.inputs[name].input_data_file = file
+    return warm_up

@@ -1,0 +1,88 @@
+"""The Triton model `classifier` for the embedded target: ONNX Runtime inside Triton's Python backend.
+
+In a release this file is `classifier/<version>/model.py`. NVIDIA's container has a backend of its own for this
+step and needs no Python here.
+"""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+# Before anything that is installed. Not resolved: serve.server links these files into a folder of its own.
+sys.path.insert(0, str(Path(__file__).parent))
+
+import numpy as np
+import numpy.typing as npt
+import onnxruntime
+import triton_python_backend_utils as pb_utils
+
+from serve.models import environment
+
+HERE = Path(__file__).parent
+TOLERANCE = 1e-4  # fp32, on logits; relative to the largest of them where that is above 1
+
+
+class GoldenMismatch(Exception):
+    """The model does not answer golden inputs as it did when it was exported."""
+
+
+class TritonPythonModel:
+    """Triton calls `initialize` once for each instance, then `execute` with every batch of requests."""
+
+    def initialize(self, args: dict[str, str]) -> None:
+        """Raises when this environment would not give the answers that the bundle was proven with."""
+        serving = json.loads((HERE / "serving.json").read_bytes())
+        versions = environment.check(serving["python"], serving["packages"])
+        config = json.loads(args["model_config"])
+        self._session = _session(int(config["parameters"]["intra_op_thread_count"]["string_value"]))
+        self._check_golden(config["max_batch_size"])
+        pb_utils.Logger.log_info(f"{args['model_instance_name']}: {serving['release']} with {versions}")
+
+    def execute(self, requests: list[Any]) -> list[Any]:
+        """Run all requests of a batch as one; the Python backend does not concatenate them itself."""
+        try:
+            images = [pb_utils.get_input_tensor_by_name(request, "image").as_numpy() for request in requests]
+            logits, probabilities = self._run(np.concatenate(images))
+        except Exception as error:  # noqa: BLE001
+            # Nobody outside learns more than that: a traceback shows paths and versions.
+            pb_utils.Logger.log_error(f"a batch of {len(requests)} requests failed: {error!r}")
+            failure = pb_utils.TritonError(
+                "INTERNAL: inference failed; see the server's log", pb_utils.TritonError.INTERNAL
+            )
+            return [pb_utils.InferenceResponse(error=failure) for _ in requests]
+        ends = np.cumsum([len(image) for image in images])[:-1]
+        return [
+            pb_utils.InferenceResponse(
+                [pb_utils.Tensor("logits", own_logits), pb_utils.Tensor("probabilities", own_probabilities)]
+            )
+            for own_logits, own_probabilities in zip(
+                np.split(logits, ends), np.split(probabilities, ends), strict=True
+            )
+        ]
+
+    def _run(self, images: npt.NDArray[np.uint8]) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
+        logits, probabilities = self._session.run(["logits", "probabilities"], {"image": images})
+        return logits, probabilities
+
+    def _check_golden(self, max_batch: int) -> None:
+        """Run the golden pixels, in batches as large as they come: this also warms up."""
+        images, expected = np.load(HERE / "golden_pixels.npy"), np.load(HERE / "golden_logits.npy")
+        for start in range(0, len(images), max_batch):
+            stop = start + max_batch
+            logits, _ = self._run(images[start:stop])
+            difference = np.abs(logits - expected[start:stop]).max()
+            limit = TOLERANCE * max(1.0, float(np.abs(expected[start:stop]).max()))
+            if not difference <= limit:  # NaN is within no limit
+                raise GoldenMismatch(
+                    f"golden logits differ by {difference:.3g} from those of the export; the limit is {limit:.3g}"
+                )
+
+
+def _session(threads: int) -> onnxruntime.InferenceSession:
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.inter_op_num_threads = 1
+    # Threads that spin while they wait take CPU time from preprocessing, which works in between.
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    return onnxruntime.InferenceSession(HERE / "model.onnx", options, providers=["CPUExecutionProvider"])

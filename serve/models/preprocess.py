@@ -1,0 +1,88 @@
+"""The Triton model `preprocess`: encoded image bytes in, uint8 pixels out.
+
+In a release this file is `preprocess/<version>/model.py`. Beside it lie `slipway` and `serve.models` as they were
+when the release was published: a rollback of the model rolls back the code as well.
+"""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+# Before anything that is installed. Not resolved: serve.server links these files into a folder of its own.
+sys.path.insert(0, str(Path(__file__).parent))
+
+import numpy as np
+import numpy.typing as npt
+import triton_python_backend_utils as pb_utils
+
+from serve.models import environment
+from slipway import bundle, hashing
+from slipway.contract import Signature
+from slipway.preprocessing import ImageError, preprocess
+
+HERE = Path(__file__).parent
+
+
+class GoldenMismatch(Exception):
+    """A golden image does not decode to the pixels that the model was proven with."""
+
+
+class TritonPythonModel:
+    """Triton calls `initialize` once for each instance, then `execute` with every batch of requests."""
+
+    def initialize(self, args: dict[str, str]) -> None:
+        """Raises when this environment would not give the pixels that the bundle was proven with."""
+        serving = json.loads((HERE / "serving.json").read_bytes())
+        versions = environment.check(serving["python"], serving["packages"])
+        self._rules = Signature.load(HERE / bundle.SIGNATURE).preprocessing
+        self._release = serving["release"].encode()
+        self._check_golden()
+        pb_utils.Logger.log_info(f"{args['model_instance_name']}: {serving['release']} with {versions}")
+
+    def execute(self, requests: list[Any]) -> list[Any]:
+        """One response for each request, in order: a bad image concerns nobody but its sender."""
+        return [self._respond(request) for request in requests]
+
+    def _respond(self, request: Any) -> Any:
+        try:
+            encoded = pb_utils.get_input_tensor_by_name(request, "encoded").as_numpy()
+            pixels = self._pixels([bytes(data) for data in encoded.reshape(-1)])
+        except ImageError as error:
+            return _error(str(error), pb_utils.TritonError.INVALID_ARG)
+        except Exception as error:  # noqa: BLE001
+            # Nobody outside learns more than that: a traceback shows paths and versions.
+            pb_utils.Logger.log_error(f"request {request.request_id()!r}: preprocessing failed: {error!r}")
+            return _error(
+                "INTERNAL: preprocessing failed; see the server's log", pb_utils.TritonError.INTERNAL
+            )
+        release = np.full((len(pixels), 1), self._release, dtype=np.object_)
+        return pb_utils.InferenceResponse(
+            [pb_utils.Tensor("image", pixels), pb_utils.Tensor("release", release)]
+        )
+
+    def _pixels(self, images: list[bytes]) -> npt.NDArray[np.uint8]:
+        """uint8 [len(images), 3, S, S]. One bad image refuses the request; the message says which it is."""
+        size = self._rules.image_size
+        pixels = np.empty((len(images), 3, size, size), dtype=np.uint8)
+        for index, data in enumerate(images):
+            try:
+                pixels[index] = preprocess(data, self._rules)
+            except ImageError as error:
+                if len(images) == 1:
+                    raise
+                raise ImageError(error.code, f"image {index} of the request: {error.reason}") from error
+        return pixels
+
+    def _check_golden(self) -> None:
+        for golden in bundle.read_golden(HERE):
+            pixels = preprocess(golden.path.read_bytes(), self._rules)
+            if hashing.of_bytes(pixels.tobytes()) != golden.pixels_sha256:
+                raise GoldenMismatch(
+                    f"golden image {golden.path.name} decodes to other pixels here than where the model was "
+                    "exported; serving it would give other answers than those it was evaluated with"
+                )
+
+
+def _error(message: str, code: int) -> Any:
+    return pb_utils.InferenceResponse(error=pb_utils.TritonError(message, code))

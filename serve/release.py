@@ -1,0 +1,85 @@
+"""What a published release holds, and the only way to open one: verified first."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from serve.model_config import PREPROCESS, Target
+from slipway import bundle, sealed
+from slipway.contract import Signature
+from slipway.errors import SlipwayError
+
+KIND = "release"
+FORMAT = "slipway-release/1"
+ABOUT = "release.json"
+MODELS = "models"
+
+
+@dataclass(frozen=True, kw_only=True)
+class GoldenAnswer:
+    """An encoded image and what the server has to answer. `probabilities`: float64 [classes]."""
+
+    path: Path
+    image: bytes
+    label: str
+    probabilities: npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Release:
+    """An opened release: every file matched its SHA-256 when it was opened.
+
+    identity: how answers name it, e.g. `digits/3@9f86d081884c`.
+    """
+
+    directory: Path
+    identity: str
+    version: int
+    target: Target
+    signature: Signature
+    golden: tuple[GoldenAnswer, ...]
+
+    @property
+    def models(self) -> Path:
+        """What Triton takes as its model repository."""
+        return self.directory / MODELS
+
+
+def open_release(directory: Path) -> Release:
+    """Verify and open a release, or what a link such as `model_repository/current` points to.
+
+    Raises:
+        SlipwayError: nothing is published there.
+        SealError: a file is missing, added or changed.
+    """
+    if not directory.exists():
+        raise SlipwayError(f"{directory}: no release is published there; `make publish` does that")
+    directory = directory.resolve()  # so that a link may move on while we work with this release
+    sealed.verify(directory, KIND)
+    about = json.loads((directory / ABOUT).read_bytes())
+    if about["format"] != FORMAT:
+        raise SlipwayError(
+            f"{directory / ABOUT}: has format {about['format']!r}; this Slipway reads {FORMAT!r}"
+        )
+    preprocess = directory / MODELS / PREPROCESS / str(about["version"])
+    return Release(
+        directory=directory,
+        identity=about["identity"],
+        version=about["version"],
+        target=about["target"],
+        signature=Signature.load(preprocess / bundle.SIGNATURE),
+        golden=tuple(_answer(golden) for golden in bundle.read_golden(preprocess)),
+    )
+
+
+def _answer(golden: bundle.Golden) -> GoldenAnswer:
+    exponentials = np.exp(golden.logits.astype(np.float64) - golden.logits.max())
+    return GoldenAnswer(
+        path=golden.path,
+        image=golden.path.read_bytes(),
+        label=golden.label,
+        probabilities=exponentials / exponentials.sum(),
+    )

@@ -1,0 +1,253 @@
+"""Publish a bundle as a release of the model repository.
+
+model_repository/
+  current -> releases/digits-3     what is served; moved by one atomic rename
+  releases/digits-3/               sealed: preprocessing, model, labels and the code that runs them
+    release.json
+    models/{preprocess,classifier,classify}/{config.pbtxt,3/...}
+"""
+
+import logging
+import shutil
+import struct
+import uuid
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+from tritonclient.grpc.model_config_pb2 import ModelConfig
+
+from serve import model_config, onnx_header
+from serve.model_config import Description, Target
+from serve.release import ABOUT, FORMAT, KIND, MODELS
+from slipway import bundle, compatibility, hashing, sealed
+from slipway.bundle import Bundle
+from slipway.errors import SlipwayError
+from slipway.preprocessing import preprocess
+
+RELEASES = "releases"
+CURRENT = "current"
+
+SERVE = Path(__file__).parent
+SLIPWAY = Path(bundle.__file__).parent
+# What a release carries of this code, for each model: exactly what that model runs.
+ENVIRONMENT_CHECK = ("__init__.py", "models/__init__.py", "models/environment.py")
+PREPROCESSING = (
+    "__init__.py",
+    "bundle.py",
+    "contract.py",
+    "errors.py",
+    "hashing.py",
+    "preprocessing.py",
+    "sealed.py",
+)
+
+logger = logging.getLogger(__name__)
+
+
+class PublishError(SlipwayError):
+    """A bundle that must not be served as it is."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pins:
+    """The versions that the models insist on when they are loaded."""
+
+    python: str
+    packages: dict[str, str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Content:
+    """Everything a release is made from.
+
+    pixels: the golden images as model input, uint8 [golden, 3, S, S].
+    """
+
+    bundle: Bundle
+    description: Description
+    pixels: npt.NDArray[np.uint8]
+    pins: Pins
+
+    @property
+    def version(self) -> str:
+        return str(self.description.version)
+
+
+def publish(bundle_directory: Path, repository: Path, target: Target, cpus: int) -> Path:
+    """Make a release of a bundle and point `current` at it; return the directory of the release.
+
+    A release made from the same bundle, code and settings is found again, not made again. One that is already
+    there is never changed: what differs is published beside it, under a name that ends in a hash.
+
+    Raises:
+        SealError, BundleError, ContractError: the bundle is damaged or was not proven.
+        PublishError: the target cannot run the model, or this environment decodes images differently.
+    """
+    opened = bundle.open_bundle(bundle_directory)
+    _check_runtime(opened.directory / bundle.MODEL, target)
+    description = Description(signature=opened.signature, version=opened.version, target=target, cpus=cpus)
+    content = _Content(
+        bundle=opened, description=description, pixels=_golden_pixels(opened), pins=_pins(target)
+    )
+    inputs = hashing.of_data(
+        {"bundle": opened.seal, "target": target, "cpus": cpus, "pins": asdict(content.pins), "code": _code()}
+    )
+    with sealed.only_one(repository / RELEASES, f"{repository}"):
+        release = sealed.made_from(repository / RELEASES, KIND, inputs)
+        if release is None:
+            release = _free_name(repository / RELEASES, opened, inputs)
+            with sealed.stage(release, kind=KIND, inputs=inputs) as staging:
+                _fill(staging, content)
+            logger.info("published %s as %s", opened.release, release)
+        else:
+            logger.info("%s is already published as %s", opened.release, release)
+        _point_current_at(release)
+    return release
+
+
+def _check_runtime(model: Path, target: Target) -> None:
+    """Refuse what the target's ONNX Runtime would refuse later, when Triton loads it."""
+    triton = compatibility.load().triton
+    runtime = triton.embedded if target == "embedded" else triton.container
+    header = onnx_header.read(model)
+    for what, found, limit in (
+        ("IR version", header.ir_version, runtime.max_ir_version),
+        ("opset", header.opset, runtime.max_opset),
+    ):
+        if found > limit:
+            raise PublishError(
+                f"{model}: has ONNX {what} {found}, but Triton {runtime.release} ({target}) reads at most {limit}; "
+                "export with the versions in src/slipway/compatibility.toml, or serve with a newer Triton"
+            )
+
+
+def _golden_pixels(opened: Bundle) -> npt.NDArray[np.uint8]:
+    """uint8 [golden, 3, S, S], decoded here and compared with what the bundle was proven with."""
+    if not opened.golden:
+        raise PublishError(
+            f"{opened.directory}: holds no golden inputs, so nothing could tell a good server from bad"
+        )
+    pixels = []
+    for golden in opened.golden:
+        pixels.append(preprocess(golden.path.read_bytes(), opened.signature.preprocessing))
+        if hashing.of_bytes(pixels[-1].tobytes()) != golden.pixels_sha256:
+            raise PublishError(
+                f"{golden.path}: decodes to other pixels here than where it was exported; are Pillow and "
+                "slipway/preprocessing.py the same in training and serving?"
+            )
+    return np.stack(pixels)
+
+
+def _pins(target: Target) -> Pins:
+    table = compatibility.load()
+    return Pins(
+        python=table.python if target == "embedded" else table.triton.container.python,
+        packages={name: table.serve[name] for name in ("numpy", "pillow", "onnxruntime")},
+    )
+
+
+def _code() -> dict[str, str]:
+    """Hash of each file that decides what a release holds."""
+    files = [SLIPWAY / name for name in PREPROCESSING]
+    files += [SERVE / "repository.py", SERVE / "model_config.py", *sorted((SERVE / "models").glob("*.py"))]
+    return {f"{file.parent.name}/{file.name}": hashing.of_file(file) for file in files}
+
+
+def _free_name(releases: Path, opened: Bundle, inputs: str) -> Path:
+    plain = releases / f"{opened.signature.name}-{opened.version}"
+    return plain.with_name(f"{plain.name}-{inputs[:8]}") if plain.exists() else plain
+
+
+def _fill(release: Path, content: _Content) -> None:
+    about = {
+        "format": FORMAT,
+        "identity": content.bundle.release,
+        "version": content.description.version,
+        "target": content.description.target,
+        "bundle": content.bundle.seal,
+    }
+    sealed.write_json(release / ABOUT, about)
+    _write_preprocess(release / MODELS / model_config.PREPROCESS, content)
+    _write_classifier(release / MODELS / model_config.CLASSIFIER, content)
+    _write_ensemble(release / MODELS / model_config.ENSEMBLE, content)
+
+
+def _write_preprocess(model: Path, content: _Content) -> None:
+    source = content.bundle.directory
+    version = _start_model(model, model_config.preprocess(content.description), content)
+    _copy_code(version, "preprocess.py", ("numpy", "pillow"), content)
+    for name in PREPROCESSING:
+        _copy(SLIPWAY / name, version / "slipway" / name)
+    _copy(source / bundle.SIGNATURE, version / bundle.SIGNATURE)
+    _copy(source / bundle.GOLDEN_ANSWERS, version / bundle.GOLDEN_ANSWERS)
+    for golden in content.bundle.golden:
+        _copy(golden.path, version / bundle.GOLDEN / golden.path.name)
+    # A warm-up string is its length as 4 bytes, little-endian, and its bytes.
+    encoded = content.bundle.golden[0].path.read_bytes()
+    _write(model / "warmup" / model_config.WARMUP_IMAGE, struct.pack("<I", len(encoded)) + encoded)
+
+
+def _write_classifier(model: Path, content: _Content) -> None:
+    source = content.bundle.directory
+    version = _start_model(model, model_config.classifier(content.description), content)
+    _copy(source / bundle.MODEL, version / "model.onnx")
+    _copy(source / bundle.LABELS, model / model_config.LABELS_FILE)
+    _write(model / "warmup" / model_config.WARMUP_PIXELS, content.pixels[0].tobytes())
+    if content.description.target == "embedded":
+        _copy_code(version, "classifier.py", ("numpy", "onnxruntime"), content)
+        np.save(version / "golden_pixels.npy", content.pixels)
+        np.save(version / "golden_logits.npy", np.stack([golden.logits for golden in content.bundle.golden]))
+
+
+def _write_ensemble(model: Path, content: _Content) -> None:
+    version = _start_model(model, model_config.ensemble(content.description), content)
+    _copy(content.bundle.directory / bundle.LABELS, model / model_config.LABELS_FILE)
+    # Triton wants the directory of the version, and has no use for anything in it; a seal lists files only.
+    _write(
+        version / "README", b"An ensemble is its config.pbtxt; Triton only wants this directory to exist.\n"
+    )
+
+
+def _start_model(model: Path, config: ModelConfig, content: _Content) -> Path:
+    """Write the configuration; return the directory of the version."""
+    _write(model / "config.pbtxt", model_config.render(config).encode())
+    version = model / content.version
+    version.mkdir()
+    return version
+
+
+def _copy_code(version: Path, model: str, packages: tuple[str, ...], content: _Content) -> None:
+    """Put the model's own code in place, and beside it what it has to know and to insist on."""
+    _copy(SERVE / "models" / model, version / "model.py")
+    for name in ENVIRONMENT_CHECK:
+        _copy(SERVE / name, version / "serve" / name)
+    serving = {
+        "release": content.bundle.release,
+        "python": content.pins.python,
+        "packages": {name: content.pins.packages[name] for name in packages},
+    }
+    sealed.write_json(version / "serving.json", serving)
+
+
+def _copy(source: Path, destination: Path) -> None:
+    destination.parent.mkdir(parents=True, exist_ok=True)
+    shutil.copyfile(source, destination)
+
+
+def _write(path: Path, data: bytes) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(data)
+
+
+def _point_current_at(release: Path) -> None:
+    """Move the link by renaming a fresh one over it: there is no moment without a `current`."""
+    current = release.parent.parent / CURRENT
+    if current.exists() and not current.is_symlink():
+        raise PublishError(
+            f"{current}: is not a link; move it away, it is where the served release is linked"
+        )
+    fresh = current.with_name(f".{CURRENT}-{uuid.uuid4().hex[:8]}")
+    fresh.symlink_to(Path(RELEASES) / release.name)
+    fresh.replace(current)

@@ -1,0 +1,83 @@
+"""Serve a release in the foreground until Ctrl-C or SIGTERM."""
+
+import logging
+import shlex
+import time
+from pathlib import Path
+
+from serve import server
+from serve.model_config import ENCODED, ENSEMBLE, RELEASE
+from serve.release import Release, open_release
+from serve.server import Ports, Server
+from slipway.contract import PROBABILITIES
+
+USUAL_PORTS = Ports(http=8000, grpc=8001, metrics=8002)
+
+logger = logging.getLogger(__name__)
+
+
+def run(release_directory: Path) -> None:
+    """Returns when the server was asked to stop. Raises ServerError if it ends by itself."""
+    release = open_release(release_directory)
+    try:
+        with server.serving(release, ports=choose_ports()) as running:
+            logger.info("%s", describe(running, release))
+            while True:
+                running.raise_if_ended()
+                time.sleep(0.5)
+    except KeyboardInterrupt:
+        logger.info("stopped")
+
+
+def choose_ports() -> Ports:
+    """Triton's usual ports, or a free one, and a line about it, in place of each that is taken."""
+    free = server.free_ports()
+    return Ports(
+        http=_this_or(USUAL_PORTS.http, free.http),
+        grpc=_this_or(USUAL_PORTS.grpc, free.grpc),
+        metrics=_this_or(USUAL_PORTS.metrics, free.metrics),
+    )
+
+
+def _this_or(port: int, other: int) -> int:
+    if server.is_free(port):
+        return port
+    logger.info("port %d is in use; taking %d", port, other)
+    return other
+
+
+def describe(running: Server, release: Release) -> str:
+    return f"""
+{release.identity} is ready:
+
+  HTTP     http://{running.http}
+  gRPC     {running.grpc}
+  metrics  http://{running.metrics}/metrics
+  log      {running.log}
+
+Ask it with curl:
+
+{curl_example(running, release)}
+
+Ctrl-C stops it."""
+
+
+def curl_example(running: Server, release: Release) -> str:
+    """A command to paste into a shell: an image from the release as it is, the three best classes by name.
+
+    The body is JSON that asks for names, then the image as one string: its length as 4 bytes, little-endian, and
+    its bytes (Triton's binary tensor data extension). JSON alone cannot carry an image.
+    """
+    request = (
+        f'{{"inputs":[{{"name":"{ENCODED}","datatype":"BYTES","shape":[1,1],'
+        f'"parameters":{{"binary_data_size":%d}}}}],'
+        f'"outputs":[{{"name":"{PROBABILITIES}","parameters":{{"classification":3}}}},{{"name":"{RELEASE}"}}]}}'
+    )
+    return f"""\
+image={shlex.quote(str(release.golden[0].path))}
+size=$(wc -c < "$image")
+json=$(printf '{request}' $((size + 4)))
+length=$(printf '\\\\%03o' $((size & 255)) $((size >> 8 & 255)) $((size >> 16 & 255)) $((size >> 24)))
+{{ printf '%s' "$json"; printf "$length"; cat "$image"; }} |
+  curl -sS -H "Inference-Header-Content-Length: ${{#json}}" --data-binary @- \\
+  http://{running.http}/v2/models/{ENSEMBLE}/infer"""

@@ -1,0 +1,52 @@
+"""A real bundle, published, and a real Triton server that serves it to all tests of a session."""
+
+from collections.abc import Iterator
+
+import onnxruntime
+import pytest
+
+from serve import repository
+from serve.client import CLIENTS, Client
+from serve.release import Release, open_release
+from serve.server import Server, serving
+from slipway.bundle import Bundle, open_bundle
+from tests.serve.tools import CPUS, Oracle, make_bundle
+
+
+@pytest.fixture(scope="session")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+    """Twelve classes '0' to '11'; each is a colour."""
+    return open_bundle(make_bundle(tmp_path_factory.mktemp("bundles") / "tiny" / "1"))
+
+
+@pytest.fixture(scope="session")
+def release(bundle: Bundle, tmp_path_factory: pytest.TempPathFactory) -> Release:
+    return open_release(
+        repository.publish(bundle.directory, tmp_path_factory.mktemp("repository"), "embedded", CPUS)
+    )
+
+
+@pytest.fixture(scope="session")
+def server(release: Release) -> Iterator[Server]:
+    with serving(release) as running:
+        yield running
+
+
+@pytest.fixture(params=["http", "grpc"])
+def protocol(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+@pytest.fixture
+def client(protocol: str, server: Server) -> Iterator[Client]:
+    with CLIENTS[protocol](server.urls[protocol]) as client:
+        yield client
+
+
+@pytest.fixture(scope="session")
+def oracle(bundle: Bundle) -> Oracle:
+    """What offline evaluation says: the same preprocessing and model, without a server."""
+    session = onnxruntime.InferenceSession(
+        bundle.directory / "model.onnx", providers=["CPUExecutionProvider"]
+    )
+    return Oracle(session=session, signature=bundle.signature)

@@ -1,0 +1,219 @@
+"""One error for each cause, each within its deadline, over both protocols."""
+
+import http.server
+import os
+import signal
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from tritonclient.grpc.model_config_pb2 import ModelConfig
+
+from serve import client as clients
+from serve.client import (
+    CLIENTS,
+    Answer,
+    DeadlineExceeded,
+    Overloaded,
+    RefusedInput,
+    ServerFailure,
+    Unreachable,
+)
+from serve.release import Release
+from serve.server import LOOPBACK, Server, free_ports, serving
+from tests import images
+from tests.serve.tools import ask_together, edit_config, edit_text, variant
+
+pytestmark = pytest.mark.integration
+
+# Far more than any deadline here and far less than a hang.
+PATIENCE = 20
+
+
+SLOW = b"slow"
+SLOW_SECONDS = 4
+
+
+@pytest.fixture(scope="module")
+def slow_release(release: Release, tmp_path_factory: pytest.TempPathFactory) -> Release:
+    """Preprocessing takes its time over one input, before it refuses it as no image."""
+    code = f"    import time\n\n    time.sleep({SLOW_SECONDS} if data == {SLOW!r} else 0)\n"
+    return variant(
+        release,
+        tmp_path_factory.mktemp("slow") / "release",
+        lambda models: edit_text(
+            models / "preprocess" / "1" / "slipway" / "preprocessing.py",
+            "    image = decode(data, rules)\n",
+            f"{code}    image = decode(data, rules)\n",
+        ),
+    )
+
+
+@pytest.fixture(scope="module")
+def slow_server(slow_release: Release) -> Iterator[Server]:
+    with serving(slow_release) as running:
+        yield running
+
+
+def test_no_server_is_unreachable(protocol: str) -> None:  # D09
+    url = f"{LOOPBACK}:{free_ports().http}"
+    with (
+        CLIENTS[protocol](url) as client,
+        pytest.raises(Unreachable, match=f"{url}: no server answers there"),
+    ):
+        client.classify([b""])
+
+
+def test_unknown_host_is_unreachable(protocol: str) -> None:  # D09
+    with (
+        CLIENTS[protocol]("no-such-host.invalid:8000", connect_seconds=1) as client,
+        pytest.raises(Unreachable),
+    ):
+        client.classify([b""])
+
+
+@pytest.fixture
+def blackhole() -> Iterator[str]:
+    """A port whose connections are never made: its queue of them is full and nobody takes any."""
+    with socket.socket() as listener:
+        listener.bind((LOOPBACK, 0))
+        listener.listen(0)
+        waiting = [socket.socket() for _ in range(4)]
+        for one in waiting:
+            one.settimeout(0)
+            one.connect_ex(listener.getsockname())
+        yield f"{LOOPBACK}:{listener.getsockname()[1]}"
+        for one in waiting:
+            one.close()
+
+
+def test_a_port_that_swallows_connections_is_unreachable_within_the_connect_deadline(
+    protocol: str, blackhole: str
+) -> None:  # D09
+    start = time.monotonic()
+    with (
+        CLIENTS[protocol](blackhole, connect_seconds=0.5, deadline_seconds=60) as client,
+        pytest.raises(Unreachable),
+    ):
+        client.classify([b""])
+    assert time.monotonic() - start < PATIENCE
+
+
+@pytest.fixture
+def trickle() -> Iterator[str]:
+    """An HTTP server that answers a byte at a time and never ends: no single read takes long."""
+    stop = threading.Event()
+
+    def serve(listener: socket.socket) -> None:
+        connection, _ = listener.accept()
+        with connection:
+            connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 1000000\r\n\r\n")
+            while not stop.wait(0.05):
+                connection.sendall(b" ")
+
+    with socket.create_server((LOOPBACK, 0)) as listener:
+        thread = threading.Thread(target=serve, args=(listener,))
+        thread.start()
+        yield f"{LOOPBACK}:{listener.getsockname()[1]}"
+        stop.set()
+        thread.join()
+
+
+@pytest.mark.timeout(PATIENCE)
+def test_a_trickling_answer_does_not_outlast_the_deadline(trickle: str) -> None:  # D09
+    with CLIENTS["http"](trickle, deadline_seconds=0.5) as client, pytest.raises(DeadlineExceeded):
+        client.server_version()
+
+
+def test_a_slow_answer_ends_at_the_deadline_and_the_next_answer_is_its_own(
+    protocol: str, slow_server: Server
+) -> None:  # D09
+    """The late answer to the first request must not be taken for the answer to the second."""
+    with CLIENTS[protocol](slow_server.urls[protocol], deadline_seconds=SLOW_SECONDS / 2) as client:
+        with pytest.raises(DeadlineExceeded, match=r"no answer within 2 s"):
+            client.classify([SLOW])
+        assert client.classify([images.flat(9)])[0].label == "9"
+
+
+def test_a_server_killed_in_mid_request_is_unreachable(slow_release: Release) -> None:  # D09
+    with serving(slow_release) as server:
+        killer = threading.Timer(SLOW_SECONDS / 4, os.kill, (server.pid, signal.SIGKILL))
+        killer.start()
+        with ThreadPoolExecutor() as pool:
+            errors = list(pool.map(lambda protocol: ask_together(protocol, server, [SLOW])[0], CLIENTS))
+        killer.join()
+    assert [type(error) for error in errors] == [Unreachable, Unreachable]
+
+
+def test_a_full_queue_is_overloaded_and_who_got_in_is_answered(release: Release, tmp_path: Path) -> None:
+    def short_queue(config: ModelConfig) -> None:
+        config.instance_group[0].count = 1
+        config.dynamic_batching.default_queue_policy.max_queue_size = 1
+
+    changed = variant(
+        release, tmp_path / "release", lambda models: edit_config(models / "preprocess", short_queue)
+    )
+    large = images.encode(images.noise(1, 1000, 1000), compress_level=1)
+    with serving(changed) as server:
+        for protocol in CLIENTS:
+            answers = ask_together(protocol, server, [large] * 24)
+            assert any(isinstance(answer, Answer) for answer in answers)
+            refused = [answer for answer in answers if not isinstance(answer, Answer)]
+            assert {type(error) for error in refused} == {Overloaded}
+            assert {error.status for error in refused} == {"503" if protocol == "http" else "UNAVAILABLE"}
+
+
+def test_a_server_that_is_not_triton_is_a_failure_in_words() -> None:
+    """Its answer to a POST is a page, with status 501."""
+    with http.server.ThreadingHTTPServer((LOOPBACK, 0), http.server.BaseHTTPRequestHandler) as other:
+        threading.Thread(target=other.serve_forever, daemon=True).start()
+        words = "HTTP status 501, but not as Triton does; is this its HTTP port"
+        with (
+            CLIENTS["http"](f"{LOOPBACK}:{other.server_port}") as client,
+            pytest.raises(ServerFailure, match=words),
+        ):
+            client.classify([b""])
+        other.shutdown()
+
+
+def test_zeros_at_the_end_of_an_image_are_sent() -> None:  # D08
+    tensor = clients._tensor([b"image\0\0", b"\0", b""])
+    assert tensor.shape == (3, 1)
+    assert tensor[:, 0].tolist() == [b"image\0\0", b"\0", b""]
+
+
+def test_an_image_over_the_limit_is_not_even_sent(protocol: str) -> None:
+    nobody = f"{LOOPBACK}:{free_ports().http}"
+    too_long = bytes(clients.MAX_IMAGE_BYTES + 1)
+    with CLIENTS[protocol](nobody) as client, pytest.raises(RefusedInput, match="It was not sent") as refused:
+        client.classify([b"", too_long])
+    assert refused.value.code == "TOO_MANY_BYTES"
+
+
+def test_an_image_of_the_limit_arrives(protocol: str, server: Server) -> None:
+    image = images.flat(2, "JPEG")
+    padded = image + bytes(clients.MAX_IMAGE_BYTES - len(image))
+    with CLIENTS[protocol](server.urls[protocol]) as client:
+        assert client.classify([padded])[0].label == "2"
+
+
+def test_more_images_than_the_model_takes_at_once_is_a_refused_request(protocol: str, server: Server) -> None:
+    with (
+        CLIENTS[protocol](server.urls[protocol]) as client,
+        pytest.raises(RefusedInput, match="batch-size must be <= 8") as refused,
+    ):
+        client.classify([images.flat(0)] * 9)
+    assert refused.value.code == "INVALID_REQUEST"
+
+
+def test_a_proxy_in_the_environment_is_not_asked(
+    protocol: str, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("http_proxy", "https_proxy", "grpc_proxy"):
+        monkeypatch.setenv(name, f"http://{LOOPBACK}:9")
+    with CLIENTS[protocol](server.urls[protocol]) as client:
+        assert client.classify([images.flat(1)])[0].label == "1"

@@ -1,0 +1,186 @@
+"""`python -m serve` as a person meets it."""
+
+import json
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+
+from serve.release import Release
+from serve.server import LOOPBACK, Server, free_ports, is_free
+from slipway.bundle import Bundle
+from tests import images
+
+# Far more than any of this takes and far less than a hang, in seconds.
+PATIENCE = 90
+
+
+def serve(*arguments: str | Path, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "serve", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, check=False, cwd=cwd)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["smok"], "smok is not a command of serve; did you mean smoke?"),
+        (["quux"], "quux is not a command of serve; there are publish, up, smoke, predict"),
+        (["smoke", "--relase", "x"], "--relase is not an option; did you mean release?"),
+        (["smoke", "--image", "x"], "--image is not an option; did you mean images?"),
+        (["publish", "--bundel", "x"], "--bundel is not an option; did you mean bundle?"),
+        (["publish"], "--bundle is missing"),
+        (["publish", "--bundle", "x", "--cpus", "0"], "--cpus is 0; must be at least 1"),
+        (["publish", "--target", "contaner"], "invalid choice: 'contaner'"),
+        (["up", "now"], "'now' is one value too many"),
+        (["predict", "a.png", "--url", "localhost"], "--url is localhost; expected host:port"),
+        (["predict", "no-such-file.png"], "no-such-file.png: is not a file"),
+    ],
+)
+def test_wrong_usage_is_said_in_one_line_and_exits_2(arguments: list[str], words: str) -> None:
+    done = serve(*arguments)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert words in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("command", ["publish", "up", "smoke", "predict"])
+def test_every_command_explains_itself(command: str) -> None:
+    done = serve(command, "--help")
+    assert done.returncode == 0
+    assert f"python -m serve {command}" in done.stdout
+    assert command in serve("--help").stdout
+
+
+def test_publish_prints_the_release_and_nothing_else(bundle: Bundle, tmp_path: Path) -> None:
+    arguments = ["publish", "--bundle", str(bundle.directory), "--repository", "models with space"]
+    done = serve(*arguments, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    release = tmp_path / "models with space" / "releases" / "tiny-1"
+    assert (tmp_path / done.stdout.removesuffix("\n")).resolve() == release.resolve()
+    assert serve(*arguments, cwd=tmp_path).stdout == done.stdout
+
+
+def test_a_bundle_that_is_none_exits_1(tmp_path: Path) -> None:
+    done = serve("publish", "--bundle", tmp_path)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "is not a sealed directory" in done.stderr
+
+
+@pytest.mark.parametrize("protocol", ["http", "grpc"])
+def test_predict_without_a_server_says_so_and_how_to_start_one(tmp_path: Path, protocol: str) -> None:
+    (tmp_path / "a.png").write_bytes(images.flat(0))
+    url = f"{LOOPBACK}:{free_ports().http}"
+    done = serve("predict", tmp_path / "a.png", "--url", url, "--protocol", protocol)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert re.fullmatch(
+        f"error: {url}: no server answers there over .*; `make serve` starts one\n", done.stderr
+    )
+
+
+@pytest.mark.integration
+def test_predict_answers_each_file_and_names_the_refused(
+    server: Server, tmp_path: Path, protocol: str
+) -> None:
+    for k in (3, 10):
+        (tmp_path / f"{k}.png").write_bytes(images.flat(k))
+    (tmp_path / "page.png").write_bytes(b"<html>")
+    files = ["3.png", "page.png", "10.png"]
+    url = f"http://{server.http}/" if protocol == "http" else server.grpc
+    done = serve("predict", *files, "--protocol", protocol, "--url", url, cwd=tmp_path)
+    assert done.returncode == 1
+    assert re.fullmatch(r"3\.png: 3 \(\d+\.\d%\)\n10\.png: 10 \(\d+\.\d%\)\n", done.stdout)
+    assert "page.png: NOT_AN_IMAGE: not a decodable image" in done.stderr
+    assert "1 of 3 files were refused" in done.stderr
+
+
+@contextmanager
+def up(release: Path, log: Path) -> Iterator[subprocess.Popen[str]]:
+    """`serve up` in another process, once it is ready; `log` holds what it says."""
+    command = [sys.executable, "-m", "serve", "up", "--release", str(release)]
+    with (
+        log.open("w") as stderr,
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr, text=True) as process,
+    ):
+        try:
+            deadline = time.monotonic() + PATIENCE
+            while "Ctrl-C stops it" not in log.read_text():
+                assert process.poll() is None, log.read_text()
+                assert time.monotonic() < deadline, log.read_text()
+                time.sleep(0.1)
+            yield process
+        finally:
+            process.terminate()
+
+
+def curl_in(text: str) -> str:
+    """The command that `up` printed, as it would be copied."""
+    found = re.search(r"^image=.*?/infer$", text, re.DOTALL | re.MULTILINE)
+    assert found, text
+    return found[0]
+
+
+def ports_in(text: str) -> list[int]:
+    return [int(port) for port in re.findall(rf"^  \w+ +(?:http://)?{LOOPBACK}:(\d+)", text, re.MULTILINE)]
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("shell", ["sh", "bash"])
+def test_the_printed_curl_returns_names_and_ctrl_c_stops_cleanly(
+    bundle: Bundle, tmp_path: Path, shell: str
+) -> None:  # D08
+    serve("publish", "--bundle", bundle.directory, "--repository", tmp_path / "it's a model")
+    log = tmp_path / "log"
+    with up(tmp_path / "it's a model" / "current", log) as process:
+        asked = subprocess.run(
+            [shell, "-c", curl_in(log.read_text())], capture_output=True, text=True, check=True
+        )
+        process.send_signal(signal.SIGINT)
+        stdout, _ = process.communicate(timeout=PATIENCE)
+    release, probabilities = json.loads(asked.stdout)["outputs"]
+    assert release["data"][0].startswith("tiny/1@")
+    assert [entry.split(":")[2] for entry in probabilities["data"]] == ["2", "5", "4"]
+    assert (process.returncode, stdout) == (0, "")
+    assert log.read_text().endswith("stopped\n")
+    assert all(is_free(port) for port in ports_in(log.read_text()))
+
+
+@pytest.mark.integration
+def test_up_ends_with_an_error_when_triton_dies(release: Release, tmp_path: Path) -> None:
+    with up(release.directory, tmp_path / "log") as process:
+        (triton,) = (
+            child for child in psutil.Process(process.pid).children() if child.name() == "tritonserver"
+        )
+        triton.kill()
+        process.communicate(timeout=PATIENCE)
+    assert process.returncode == 1
+    assert "error: Triton ended by itself with status -9" in (tmp_path / "log").read_text()
+
+
+def test_up_with_nothing_published_says_what_publishes(tmp_path: Path) -> None:
+    done = serve("up", "--release", tmp_path / "current")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "no release is published there; `make publish` does that" in done.stderr
+
+
+@pytest.mark.integration
+def test_a_whole_image_as_the_body_is_a_request(server: Server, tmp_path: Path) -> None:  # D08
+    (tmp_path / "image.jpg").write_bytes(images.flat(8, "JPEG") + b"\0\0")
+    command = ["curl", "-sS", "-H", "Inference-Header-Content-Length: 0", "-D", "headers", "-o", "answer"]
+    url = f"http://{server.http}/v2/models/classify/infer"
+    subprocess.run([*command, "--data-binary", "@image.jpg", url], cwd=tmp_path, check=True)
+    (length,) = re.findall(r"Inference-Header-Content-Length: (\d+)", (tmp_path / "headers").read_text())
+    body = (tmp_path / "answer").read_bytes()
+    head, tensors, offset = json.loads(body[: int(length)]), {}, int(length)
+    for output in head["outputs"]:
+        size = output["parameters"]["binary_data_size"]
+        tensors[output["name"]] = body[offset : offset + size]
+        offset += size
+    assert np.frombuffer(tensors["probabilities"], np.float32).argmax() == 8

@@ -1,0 +1,182 @@
+"""Publishing: complete, proven, self-contained, never overwritten, and switched in one step."""
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from serve import repository
+from serve.release import Release, open_release
+from serve.repository import PublishError
+from slipway import bundle as bundles
+from slipway import hashing, sealed
+from slipway.bundle import Bundle
+from slipway.errors import SlipwayError
+from slipway.paths import PROJECT_ROOT
+from slipway.preprocessing import preprocess
+from slipway.sealed import SealError
+from tests.serve.tools import CPUS, make_bundle
+
+
+def publish(bundle: Bundle, models: Path, *, cpus: int = CPUS) -> Path:
+    return repository.publish(bundle.directory, models, "embedded", cpus)
+
+
+def test_release_carries_the_preprocessing_of_the_package_not_a_copy_that_may_drift(
+    bundle: Bundle, tmp_path: Path
+) -> None:  # D01
+    carried = publish(bundle, tmp_path) / "models" / "preprocess" / "1" / "slipway"
+    assert {path.name for path in carried.iterdir()} >= {"preprocessing.py", "contract.py"}
+    for path in carried.iterdir():
+        assert hashing.of_file(path) == hashing.of_file(PROJECT_ROOT / "src" / "slipway" / path.name)
+
+
+IMPORT_ALONE = """
+import sys
+sys.path = [path for path in sys.path if path not in {outside}]
+sys.path.insert(0, {model})
+import serve.models.environment, slipway.bundle, slipway.preprocessing
+for name, module in sys.modules.items():
+    assert name.split(".")[0] not in ("serve", "slipway") or module.__file__.startswith({model}), name
+"""
+
+
+def test_release_carries_all_code_that_its_preprocessing_runs(release: Release) -> None:
+    model = release.models / "preprocess" / "1"
+    outside = [str(PROJECT_ROOT), str(PROJECT_ROOT / "src"), ""]
+    script = IMPORT_ALONE.format(outside=outside, model=repr(str(model)))
+    subprocess.run([sys.executable, "-B", "-c", script], check=True, cwd=model)
+
+
+def test_labels_are_the_same_bytes_in_bundle_and_release(bundle: Bundle, release: Release) -> None:  # A03
+    expected = "".join(f"{k}\n" for k in range(12)).encode()
+    assert (bundle.directory / "labels.txt").read_bytes() == expected
+    for model in ("classifier", "classify"):
+        assert (release.models / model / "labels.txt").read_bytes() == expected
+
+
+def test_publishing_the_same_again_finds_it(bundle: Bundle, tmp_path: Path) -> None:
+    first = publish(bundle, tmp_path)
+    written = (first / sealed.MANIFEST).stat().st_mtime_ns
+    assert publish(bundle, tmp_path) == first
+    assert (first / sealed.MANIFEST).stat().st_mtime_ns == written
+    assert len(list((tmp_path / "releases").iterdir())) == 1
+
+
+def test_another_release_of_the_same_version_stands_beside_the_first(bundle: Bundle, tmp_path: Path) -> None:
+    first = publish(bundle, tmp_path)
+    before = hashing.of_file(first / sealed.MANIFEST)
+    second = publish(bundle, tmp_path, cpus=1)
+    assert first.name == "tiny-1"
+    assert second.name.startswith("tiny-1-")
+    assert hashing.of_file(first / sealed.MANIFEST) == before
+    assert (tmp_path / "current").resolve() == second
+    assert publish(bundle, tmp_path) == first
+    assert (tmp_path / "current").resolve() == first
+
+
+def test_current_is_a_relative_link_so_that_the_repository_can_be_moved(
+    bundle: Bundle, tmp_path: Path
+) -> None:
+    publish(bundle, tmp_path / "here")
+    (tmp_path / "here").rename(tmp_path / "there")
+    assert (tmp_path / "there" / "current").readlink() == Path("releases/tiny-1")
+    assert open_release(tmp_path / "there" / "current").version == 1
+
+
+def test_current_is_never_missing_while_it_moves(
+    bundle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publish(bundle, tmp_path)
+    replace = Path.replace
+
+    def watched(self: Path, target: Path) -> Path:
+        assert (tmp_path / "current").resolve().name == "tiny-1"
+        return replace(self, target)
+
+    monkeypatch.setattr(Path, "replace", watched)
+    second = publish(bundle, tmp_path, cpus=1)
+    assert (tmp_path / "current").resolve() == second
+    assert not list(tmp_path.glob(".current*"))
+
+
+def test_a_directory_in_the_place_of_the_link_is_not_touched(bundle: Bundle, tmp_path: Path) -> None:
+    (tmp_path / "current").mkdir()
+    with pytest.raises(PublishError, match="current: is not a link; move it away"):
+        publish(bundle, tmp_path)
+    assert (tmp_path / "current").is_dir()
+
+
+def writable_copy(bundle: Bundle, parent: Path) -> Path:
+    copy = parent / "bundles" / "tiny" / "1"
+    shutil.copytree(bundle.directory, copy)
+    for path in copy.rglob("*"):
+        path.chmod(0o755 if path.is_dir() else 0o644)
+    return copy
+
+
+@pytest.mark.parametrize("file", ["model.onnx", "golden/noise.jpg", "signature.json"])
+def test_a_tampered_bundle_is_refused(bundle: Bundle, tmp_path: Path, file: str) -> None:
+    copy = writable_copy(bundle, tmp_path)
+    damaged = bytearray((copy / file).read_bytes())
+    damaged[len(damaged) // 2] ^= 1
+    (copy / file).write_bytes(damaged)
+    with pytest.raises(SealError, match=f"{file}: differs from the manifest"):
+        repository.publish(copy, tmp_path / "repository", "embedded", CPUS)
+    assert not (tmp_path / "repository").exists()
+
+
+@pytest.mark.parametrize(
+    "file", ["models/preprocess/1/slipway/preprocessing.py", "models/classify/config.pbtxt"]
+)
+def test_a_tampered_release_is_refused(bundle: Bundle, tmp_path: Path, file: str) -> None:
+    release = publish(bundle, tmp_path)
+    (release / file).chmod(0o644)
+    (release / file).write_bytes((release / file).read_bytes() + b"\n")
+    with pytest.raises(SealError, match=f"{file}: differs from the manifest"):
+        open_release(tmp_path / "current")
+
+
+def test_a_damaged_release_is_published_again_beside_it(bundle: Bundle, tmp_path: Path) -> None:
+    first = publish(bundle, tmp_path)
+    (first / "release.json").unlink()
+    second = publish(bundle, tmp_path)
+    assert second != first
+    assert open_release(tmp_path / "current").directory == second
+
+
+def test_an_onnx_file_that_is_too_new_for_the_server_is_refused_with_both_numbers(
+    tmp_path: Path,
+) -> None:  # C04
+    directory = make_bundle(tmp_path / "bundles" / "tiny" / "1", "--ir-version", "99")
+    with pytest.raises(
+        PublishError, match=r"model\.onnx: has ONNX IR version 99, but Triton .* reads at most 10"
+    ):
+        repository.publish(directory, tmp_path / "repository", "embedded", CPUS)
+    assert not (tmp_path / "repository" / "releases").exists()
+
+
+def test_a_golden_image_that_decodes_to_other_pixels_here_is_refused(
+    bundle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(repository, "preprocess", lambda data, rules: 255 - preprocess(data, rules))
+    with pytest.raises(PublishError, match="decodes to other pixels here"):
+        publish(bundle, tmp_path)
+
+
+def test_nothing_published_says_which_command_does_it(tmp_path: Path) -> None:
+    with pytest.raises(SlipwayError, match="no release is published there; `make publish` does that"):
+        open_release(tmp_path / "current")
+
+
+def test_container_release_needs_no_python_for_the_model(bundle: Bundle, tmp_path: Path) -> None:
+    release = open_release(repository.publish(bundle.directory, tmp_path, "container", CPUS))
+    classifier = release.models / "classifier"
+    assert sorted(path.name for path in (classifier / "1").iterdir()) == ["model.onnx"]
+    assert hashing.of_file(classifier / "1" / "model.onnx") == hashing.of_file(
+        bundle.directory / bundles.MODEL
+    )
+    assert 'backend: "onnxruntime"' in (classifier / "config.pbtxt").read_text()
+    assert (release.models / "preprocess" / "1" / "model.py").is_file()
