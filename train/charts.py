@@ -23,6 +23,8 @@ Point = tuple[float, float]
 MOST_POINTS = 400
 """Points drawn a curve: more than a screen can show apart, and the page stays small however long the run was."""
 
+Emphasis = Literal["quiet", "strong", "dashed"]
+
 MOST_MARKERS = 40
 """A strong curve of at most so many points gets a dot at each."""
 
@@ -39,7 +41,7 @@ class Series:
 
     name: str
     points: Sequence[Point]
-    emphasis: Literal["quiet", "strong"] = "strong"
+    emphasis: Emphasis = "strong"
 
 
 @dataclass(frozen=True, kw_only=True)

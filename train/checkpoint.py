@@ -1,18 +1,38 @@
 """Checkpoints: the complete state of training at an optimiser step, as a sealed directory.
 
-`checkpoints/step-00000123/` holds `state.pt` (tensors and plain values only, loads with weights_only=True),
-`progress.json`, `signature.json` and `config.yaml`. Parameter names are the module's own. There is no random state:
-data order, augmentation and dropout are pure functions of seed, epoch, step and rank.
+    checkpoints/step-00000123/
+      state/*.safetensors   model.*, optimizer.* and ema.*: a file for each rank, written by all ranks at once
+      progress.json         where training stands, and the loss scale
+      signature.json        the contract of the model
+      config.yaml           every value it was trained with
+
+One format for every strategy: PyTorch's distributed checkpoint with safetensors as its storage, so nothing is
+pickled, and what two sharded ranks wrote can be read by one, three, or none at all (evaluation and export).
+Parameter names are the module's own. There is no random state: data order, augmentation and dropout are functions
+of the position in training.
 """
 
 import json
-import logging
 import shutil
-from dataclasses import asdict, dataclass
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
+from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    get_optimizer_state_dict,
+    set_optimizer_state_dict,
+)
 
 from slipway import config as configuration
 from slipway import sealed
@@ -20,11 +40,16 @@ from slipway.contract import Signature
 from slipway.errors import SlipwayError
 from train.config import Config
 from train.folder import ImageFolder
+from train.hardware import Machine
 from train.runs import Run, read_metrics
 
 KIND = "checkpoint"
+STATE = "state"
 
-logger = logging.getLogger(__name__)
+Weights = Literal["raw", "ema"]
+Tensors = dict[str, torch.Tensor]
+
+_OPTIONS = StateDictOptions(flatten_optimizer_state_dict=True)
 
 
 class CheckpointError(SlipwayError):
@@ -33,53 +58,94 @@ class CheckpointError(SlipwayError):
 
 @dataclass(frozen=True, kw_only=True)
 class Progress:
-    """How far training has come. step: optimiser steps taken. cursor: samples consumed. skipped: overflows."""
+    """How far training has come.
+
+    step: optimiser steps taken. cursor: samples consumed by all ranks. skipped: steps lost to overflow.
+    loss_scale: the GradScaler's state; empty where there is none.
+    """
 
     step: int = 0
     cursor: int = 0
     skipped: int = 0
+    loss_scale: dict[str, float] = field(default_factory=dict)
 
 
-def save(run: Run, config: Config, signature: Signature, progress: Progress, state: dict[str, Any]) -> Path:
-    """Write one checkpoint and prune older ones, in that order. Call on one rank only.
+@dataclass(frozen=True, kw_only=True)
+class Choice:
+    """A checkpoint, and which of its weights: as trained, or their moving average."""
 
-    Raises SealError when it cannot be written; earlier checkpoints stay as they are.
+    directory: Path
+    weights: Weights
+
+
+def save(
+    machine: Machine, run: Run, config: Config, signature: Signature, progress: Progress, tensors: Tensors
+) -> Path:
+    """Write one checkpoint, all ranks together, and prune older ones, in that order.
+
+    Raises SealError on every rank when it cannot be written; earlier checkpoints stay as they are.
     """
     directory = run.checkpoints / f"step-{progress.step:08d}"
-    if not directory.exists():
-        with sealed.stage(directory, kind=KIND, inputs=run.inputs) as staging:
-            _save_state(state, staging / "state.pt")
+    if machine.decide(directory.exists()):
+        return directory
+    with _staged_by_all(machine, directory, run.inputs) as staging:
+        _write_tensors(tensors, staging / STATE, alone=machine.world_size == 1)
+        if machine.is_first:
             sealed.write_json(staging / "progress.json", asdict(progress))
             signature.save(staging / "signature.json")
             (staging / "config.yaml").write_text(configuration.to_yaml(config), encoding="utf-8")
-    _prune(run, config.training.keep_checkpoints)
+    if machine.is_first:
+        _prune(run, config.training.keep_checkpoints)
     return directory
 
 
-def load_state(directory: Path) -> dict[str, Any]:
-    """Verify a checkpoint and read `state.pt` onto the CPU. Raises SealError."""
-    sealed.verify(directory, KIND)
-    state: dict[str, Any] = torch.load(directory / "state.pt", map_location="cpu", weights_only=True)
-    return state
+def tensors_of(module: torch.nn.Module, optimizer: torch.optim.Optimizer, ema: Tensors | None) -> Tensors:
+    """Everything a checkpoint holds of these, by name. The tensors are the live ones, not copies."""
+    model: dict[str, Any] = get_model_state_dict(module)
+    # Plain values, such as learning rates, are configuration.
+    moments = {
+        name: value
+        for name, value in _optimizer_state(module, optimizer).items()
+        if isinstance(value, torch.Tensor)
+    }
+    groups: dict[str, Tensors] = {"model": model, "optimizer": moments, "ema": ema or {}}
+    return {f"{group}.{name}": value for group, values in groups.items() for name, value in values.items()}
 
 
-def load_model(directory: Path, model: torch.nn.Module) -> None:
-    """Load the weights strictly. Raises SealError, or CheckpointError naming what does not fit."""
-    weights, wanted = load_state(directory)["model"], model.state_dict()
-    for problem, names in (
-        ("lacks", wanted.keys() - weights.keys()),
-        ("has the unknown", weights.keys() - wanted.keys()),
-        (
-            "has another shape of",
-            {n for n in wanted.keys() & weights.keys() if wanted[n].shape != weights[n].shape},
-        ),
-    ):
-        if names:
-            raise CheckpointError(
-                f"{directory}: does not fit this model: it {problem} {min(names)} ({len(names)} of {len(wanted)}). "
-                "Was it trained with another model.name, model.stem or class list?"
-            )
-    model.load_state_dict(weights, strict=True)
+def restore(
+    directory: Path,
+    machine: Machine,
+    module: torch.nn.Module,
+    optimizer: torch.optim.Optimizer,
+    ema: Tensors | None,
+) -> Progress:
+    """Load a verified checkpoint into model, optimiser and average, in place, on any number of ranks.
+
+    Raises CheckpointError where names or shapes differ.
+    """
+    tensors = tensors_of(module, optimizer, ema)
+    _read_tensors(tensors, directory, alone=machine.world_size == 1)
+    moments = {
+        name.removeprefix("optimizer."): value
+        for name, value in tensors.items()
+        if name.startswith("optimizer.")
+    }
+    state = {**_optimizer_state(module, optimizer), **moments}
+    set_optimizer_state_dict(module, optimizer, state, options=_OPTIONS)
+    return load_progress(directory)
+
+
+def _optimizer_state(module: torch.nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """Tensors and plain values by `state.<parameter>.<moment>` and `param_groups.<parameter>.<setting>`."""
+    return dict(get_optimizer_state_dict(module, optimizer, options=_OPTIONS))
+
+
+def load_weights(choice: Choice, module: torch.nn.Module) -> None:
+    """Load the chosen weights of a checkpoint into a plain module, strictly. Raises SealError, CheckpointError."""
+    sealed.verify(choice.directory, KIND)
+    group = "model" if choice.weights == "raw" else "ema"
+    tensors = {f"{group}.{name}": value for name, value in module.state_dict().items()}
+    _read_tensors(tensors, choice.directory, alone=True)
 
 
 def load_progress(directory: Path) -> Progress:
@@ -107,38 +173,97 @@ def newest(run: Run) -> Path | None:
     return sealed.newest_good(run.checkpoints, KIND)
 
 
-def best(run: Run) -> Path:
-    """The checkpoint with the best validation accuracy; of equals the lower loss, then the later step.
+def best(run: Run) -> Choice:
+    """The weights with the best validation accuracy; of equals the lower loss, then the later step.
 
     Recovered from what is really there, not from a pointer that could be wrong. Raises CheckpointError.
     """
     there = {directory.name: directory for directory in sealed.sealed_in(run.checkpoints)}
-    for name in _ranked(run):
+    for name, weights in _ranked(run):
         if name in there:
             sealed.verify(there[name], KIND)
-            return there[name]
+            return Choice(directory=there[name], weights=weights)
     raise CheckpointError(
         f"{run.directory}: has no evaluated checkpoint; run `make train` with this configuration"
     )
 
 
-def _save_state(state: dict[str, Any], path: Path) -> None:
-    try:
-        torch.save(state, path)
-    except RuntimeError as error:  # how torch.save reports a full disk
-        raise OSError(f"{path.name}: {error}") from error
-
-
-def _ranked(run: Run) -> list[str]:
-    """Names of evaluated checkpoints, best first."""
+def _ranked(run: Run) -> list[tuple[str, Weights]]:
+    """Evaluated checkpoints by name and weights, best first."""
     evaluations = [line for line in read_metrics(run) if line["kind"] == "evaluation"]
     evaluations.sort(key=lambda line: (-line["accuracy"], line["loss"], -line["step"]))
-    return [f"step-{line['step']:08d}" for line in evaluations]
+    return [(f"step-{line['step']:08d}", line["weights"]) for line in evaluations]
 
 
 def _prune(run: Run, keep: int) -> None:
     directories = sealed.sealed_in(run.checkpoints)
-    protected = {directory.name for directory in directories[-keep:]} | set(_ranked(run)[:1])
+    protected = {directory.name for directory in directories[-keep:]}
+    protected |= {name for name, _ in _ranked(run)[:1]}
     for directory in directories:
         if directory.name not in protected:
             shutil.rmtree(directory)
+
+
+@contextmanager
+def _staged_by_all(machine: Machine, directory: Path, inputs: str) -> Iterator[Path]:
+    """The first rank stages and seals; the others write into its directory and wait for the seal."""
+    if machine.is_first:
+        with sealed.stage(directory, kind=KIND, inputs=inputs) as staging:
+            machine.fabric.broadcast(str(staging))
+            yield staging
+            machine.fabric.barrier()
+    else:
+        yield Path(machine.fabric.broadcast(""))
+        machine.fabric.barrier()
+    machine.fabric.barrier()
+
+
+def _write_tensors(tensors: Tensors, directory: Path, *, alone: bool) -> None:
+    # What all ranks hold alike, such as batch statistics, is taken from the first.
+    planner = DefaultSavePlanner(dedup_save_to_lowest_rank=True)
+    writer = HuggingFaceStorageWriter(str(directory), save_distributed=True)
+    with _plain_errors(directory), _one_process_is_meant():
+        state_dict_saver.save(tensors, storage_writer=writer, planner=planner, no_dist=alone)
+
+
+def _read_tensors(tensors: Tensors, directory: Path, *, alone: bool) -> None:
+    """Fill `tensors` in place, after checking that the checkpoint has just these names and shapes."""
+    reader = HuggingFaceStorageReader(str(directory / STATE))
+    groups = tuple({f"{name.split('.')[0]}." for name in tensors})
+    shapes = {
+        name: entry.size
+        for name, entry in reader.read_metadata().state_dict_metadata.items()
+        if name.startswith(groups) and isinstance(entry, TensorStorageMetadata)
+    }
+    for problem, names in (
+        ("lacks", tensors.keys() - shapes.keys()),
+        ("has the unknown", shapes.keys() - tensors.keys()),
+        (
+            "has another shape of",
+            {n for n in shapes.keys() & tensors.keys() if shapes[n] != tensors[n].shape},
+        ),
+    ):
+        if names:
+            raise CheckpointError(
+                f"{directory}: does not fit this model: it {problem} {min(names)} ({len(names)} of {len(tensors)}). "
+                "Was it trained with another model.name, model.stem, optimizer.name or class list?"
+            )
+    with _plain_errors(directory), _one_process_is_meant():
+        state_dict_loader.load(tensors, storage_reader=reader, no_dist=alone)
+
+
+@contextmanager
+def _plain_errors(directory: Path) -> Iterator[None]:
+    """PyTorch gathers what went wrong on all ranks in an exception that `except Exception` does not catch."""
+    try:
+        yield
+    except CheckpointException as error:
+        rank, (cause, _) = min(error.failures.items())
+        raise OSError(f"{directory.name}, rank {rank}: {cause}") from error
+
+
+@contextmanager
+def _one_process_is_meant() -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "torch.distributed is disabled, unavailable or uninitialized")
+        yield

@@ -84,6 +84,9 @@ class AugmentConfig:
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
     name: str = option("resnet18", "a torchvision classification model, by name")
+    dropout: float | None = option(
+        None, "probability of every dropout layer; null leaves the model's own", at_least=0, below=1
+    )
     stem: Literal["standard", "small"] = option(
         "standard", "small: keep the resolution of images below 64 pixels"
     )
@@ -110,6 +113,9 @@ class TrainingConfig:
     )
     log_every: int = option(5, "steps between lines in metrics.jsonl", at_least=1)
     checkpoint_every: int | None = option(None, "steps between checkpoints, besides one an epoch", at_least=1)
+    ema: float | None = option(
+        None, "decay of a moving average of the weights, such as 0.999; null keeps none", at_least=0, below=1
+    )
     keep_checkpoints: int = option(2, "newest checkpoints kept besides the best", at_least=1)
 
 
@@ -117,6 +123,9 @@ class TrainingConfig:
 class HardwareConfig:
     accelerator: Literal["auto", "cpu", "cuda"] = option("auto", "auto: CUDA where there is a device")
     devices: int = option(1, "processes on this machine; torchrun's own count goes before", at_least=1)
+    strategy: Literal["auto", "ddp", "fsdp2"] = option(
+        "auto", "of several processes: ddp copies the model, fsdp2 shards it; auto: ddp"
+    )
     deterministic: bool = option(default=True, help="refuse operations that differ from run to run")
 
 

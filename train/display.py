@@ -20,7 +20,7 @@ class Display(Protocol):
 
     def step(self, step: int, loss: float, rate: float, images_per_second: float) -> None: ...
 
-    def epoch(self, epoch: int, step: int, validation: Score) -> None: ...
+    def epoch(self, epoch: int, step: int, weights: str, validation: Score) -> None: ...
 
 
 @contextmanager
@@ -46,7 +46,7 @@ class _Silence:
     def step(self, step: int, loss: float, rate: float, images_per_second: float) -> None:
         pass
 
-    def epoch(self, epoch: int, step: int, validation: Score) -> None:
+    def epoch(self, epoch: int, step: int, weights: str, validation: Score) -> None:
         pass
 
 
@@ -59,8 +59,10 @@ class _Bar:
         figures = f"loss {loss:.4f}  lr {rate:.2e}  {images_per_second:,.0f} images/s"
         self.progress.update(self.task, completed=step, figures=figures)
 
-    def epoch(self, epoch: int, step: int, validation: Score) -> None:
-        self.progress.console.print(_epoch_line(epoch, self.epochs, step, validation), highlight=False)
+    def epoch(self, epoch: int, step: int, weights: str, validation: Score) -> None:
+        self.progress.console.print(
+            _epoch_line(epoch, self.epochs, step, weights, validation), highlight=False
+        )
 
 
 class _Lines:
@@ -71,14 +73,15 @@ class _Lines:
     def step(self, step: int, loss: float, rate: float, images_per_second: float) -> None:  # noqa: ARG002
         self.last = f"train loss {loss:.4f}, {images_per_second:,.0f} images/s"
 
-    def epoch(self, epoch: int, step: int, validation: Score) -> None:
+    def epoch(self, epoch: int, step: int, weights: str, validation: Score) -> None:
         elapsed = time.monotonic() - self.started
-        line = _epoch_line(epoch, self.epochs, step, validation)
+        line = _epoch_line(epoch, self.epochs, step, weights, validation)
         logger.info("%s, %s, %.0f s", line, self.last, elapsed)
 
 
-def _epoch_line(epoch: int, epochs: int, step: int, validation: Score) -> str:
+def _epoch_line(epoch: int, epochs: int, step: int, weights: str, validation: Score) -> str:
+    average = " of the moving average" if weights == "ema" else ""
     return (
-        f"epoch {epoch + 1}/{epochs}, step {step}: validation accuracy {validation.accuracy:.4f}, "
+        f"epoch {epoch + 1}/{epochs}, step {step}: validation accuracy{average} {validation.accuracy:.4f}, "
         f"loss {validation.loss:.4f}"
     )

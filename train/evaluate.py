@@ -15,13 +15,15 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from slipway import hashing, sealed
+from slipway.contract import Signature
 from slipway.source import code_hash
 from train import checkpoint
+from train.checkpoint import Choice
 from train.config import Config
 from train.folder import ImageFolder
 from train.hardware import Machine
 from train.loader import Batch, PlainSamples, plain_batches
-from train.model import build_model, inference
+from train.model import ImageClassifier, build_model, inference
 from train.runs import Run
 from train.split import Split
 
@@ -70,23 +72,29 @@ def evaluate(config: Config, run: Run, folder: ImageFolder, split: Split = "test
     It holds `metrics.json` (accuracy, loss, confusion, per class) and `predictions.jsonl` (a line a file, with all
     probabilities), which serving is held against. An evaluation that exists already is returned as it is.
     """
-    directory = checkpoint.best(run)
-    inputs = hashing.of_data(
-        [split, sealed.read_manifest(directory).seal, folder.fingerprint, code_hash("train.evaluate")]
-    )
+    choice = checkpoint.best(run)
+    seal = sealed.read_manifest(choice.directory).seal
+    inputs = hashing.of_data([split, seal, choice.weights, folder.fingerprint, code_hash("train.evaluate")])
     with sealed.only_one(run.evaluations, "this run's evaluation"):
         if made := sealed.made_from(run.evaluations, KIND, inputs):
             logger.info("evaluated already: %s", made)
             return made
-        return _evaluate(config, run, folder, split, directory, inputs)
+        return _evaluate(config, run, folder, split, choice, inputs)
+
+
+def load_classifier(config: Config, choice: Choice) -> tuple[ImageClassifier, Signature]:
+    """The chosen weights in a plain model, and its contract. Raises SealError, CheckpointError."""
+    signature = checkpoint.load_signature(choice.directory)
+    classifier = build_model(config.model, len(signature.classes), signature.mean, signature.std)
+    checkpoint.load_weights(choice, classifier)
+    return classifier, signature
 
 
 def _evaluate(
-    config: Config, run: Run, folder: ImageFolder, split: Split, directory: Path, inputs: str
+    config: Config, run: Run, folder: ImageFolder, split: Split, choice: Choice, inputs: str
 ) -> Path:
-    signature = checkpoint.load_signature(directory)
-    model = build_model(config.model, len(signature.classes), signature.mean, signature.std)
-    checkpoint.load_model(directory, model)
+    model, signature = load_classifier(config, choice)
+    name = choice.directory.name
     samples = PlainSamples(folder, split, signature.preprocessing)
     batches = plain_batches(
         samples,
@@ -98,15 +106,16 @@ def _evaluate(
     logits = predict(model, batches, torch.device("cpu"))
     labels = np.array([sample.label for sample in samples.samples])
     metrics = {
-        "checkpoint": directory.name,
+        "checkpoint": name,
+        "weights": choice.weights,
         "split": split,
         **summarise(logits, labels, signature.classes),
     }
-    destination = run.evaluations / f"{directory.name}-{split}-{inputs[:8]}"
+    destination = run.evaluations / f"{name}-{split}-{inputs[:8]}"
     with sealed.stage(destination, kind=KIND, inputs=inputs) as staging:
         sealed.write_json(staging / METRICS, metrics)
         (staging / PREDICTIONS).write_text(_predictions(samples, logits, signature.classes), encoding="utf-8")
-    logger.info("%s accuracy %.4f on %d images (%s)", split, metrics["accuracy"], len(labels), directory.name)
+    logger.info("%s accuracy %.4f on %d images (%s)", split, metrics["accuracy"], len(labels), name)
     return destination
 
 

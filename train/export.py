@@ -14,9 +14,11 @@ from slipway.contract import Signature
 from slipway.preprocessing import preprocess
 from slipway.source import code_hash
 from train import checkpoint, parity, runs
+from train.checkpoint import Choice
 from train.config import Config
+from train.evaluate import load_classifier
 from train.folder import ImageFolder, Sample
-from train.model import ImageClassifier, build_model
+from train.model import ImageClassifier
 from train.onnx_file import write_onnx
 from train.runs import Run
 
@@ -31,10 +33,11 @@ def export(config: Config, run: Run, folder: ImageFolder, evaluation: Path) -> P
         ParityError: the artefact answers differently from the trained model; nothing is published, and the
             report is kept in the run directory.
     """
-    directory = checkpoint.best(run)
+    choice = checkpoint.best(run)
     inputs = hashing.of_data(
         {
-            "checkpoint": sealed.read_manifest(directory).seal,
+            "checkpoint": sealed.read_manifest(choice.directory).seal,
+            "weights": choice.weights,
             "evaluation": sealed.read_manifest(evaluation).seal,
             "export": [config.export.max_batch, config.export.golden_per_class, config.export.golden_limit],
             "code": code_hash("train.export"),
@@ -48,19 +51,18 @@ def export(config: Config, run: Run, folder: ImageFolder, evaluation: Path) -> P
             return made
         destination = bundles / str(_next_version(bundles))
         with sealed.stage(destination, kind=bundle.KIND, inputs=inputs) as staging:
-            _fill(staging, config, run, folder, directory, evaluation)
+            _fill(staging, config, run, folder, choice, evaluation)
     bundle.open_bundle(destination)
     logger.info("exported and proven: %s", destination)
     return destination
 
 
 def _fill(
-    staging: Path, config: Config, run: Run, folder: ImageFolder, directory: Path, evaluation: Path
+    staging: Path, config: Config, run: Run, folder: ImageFolder, choice: Choice, evaluation: Path
 ) -> None:
-    signature = replace(checkpoint.load_signature(directory), max_batch=config.export.max_batch)
-    classifier = build_model(config.model, len(signature.classes), signature.mean, signature.std)
-    checkpoint.load_model(directory, classifier)
+    classifier, trained = load_classifier(config, choice)
     classifier.eval()
+    signature = replace(trained, max_batch=config.export.max_batch)
     write_onnx(
         classifier,
         staging / bundle.MODEL,
@@ -75,7 +77,7 @@ def _fill(
     sealed.write_json(staging / bundle.PARITY, report)
     shutil.copy(staging / bundle.PARITY, run.directory / bundle.PARITY)
     parity.require_passed(report)
-    sealed.write_json(staging / bundle.PROVENANCE, _provenance(run, folder, directory, evaluation))
+    sealed.write_json(staging / bundle.PROVENANCE, _provenance(run, folder, choice, evaluation))
 
 
 def _golden_samples(folder: ImageFolder, config: Config) -> list[Sample]:
@@ -117,14 +119,14 @@ def _write_golden(
     return np.stack(pixels)
 
 
-def _provenance(run: Run, folder: ImageFolder, directory: Path, evaluation: Path) -> dict[str, Any]:
+def _provenance(run: Run, folder: ImageFolder, choice: Choice, evaluation: Path) -> dict[str, Any]:
     return {
         "run": run.directory.name,
-        "checkpoint": directory.name,
-        "checkpoint_seal": sealed.read_manifest(directory).seal,
+        "checkpoint": choice.directory.name,
+        "checkpoint_seal": sealed.read_manifest(choice.directory).seal,
         "evaluation": evaluation.name,
         "dataset_fingerprint": folder.fingerprint,
-        "weights": "raw",
+        "weights": choice.weights,
         "environment": runs.environment(),
     }
 

@@ -1,7 +1,7 @@
 """Training: one loop, top to bottom.
 
-The loop holds no hidden state. What it needs to continue is the model, the optimiser, the loss scale and two
-integers; the order of samples, augmentation, dropout and the learning rate are functions of these.
+The loop holds no hidden state. What it needs to continue is the model, its moving average, the optimiser, the loss
+scale and two integers; the order of samples, augmentation, dropout and the learning rate are functions of these.
 """
 
 import logging
@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed.tensor import DTensor
 from torch.nn.functional import cross_entropy
 from torch.utils.tensorboard import SummaryWriter
 
@@ -22,16 +23,18 @@ from slipway import hashing, sealed
 from slipway.contract import Signature
 from slipway.errors import SlipwayError
 from train import checkpoint
-from train.checkpoint import Progress
+from train.checkpoint import Progress, Weights
 from train.config import Config
 from train.display import Display, display
-from train.evaluate import Score, score
+from train.ema import Average
+from train.evaluate import score
 from train.folder import ImageFolder
 from train.hardware import Machine, launch
 from train.loader import Batch, PlainSamples, TrainingSamples, plain_batches, training_batches
 from train.model import build_model
 from train.optimizer import build_optimizer, learning_rate, set_learning_rate
 from train.order import Order, Window
+from train.preemption import Preempted, StopRequest, stop_requests
 from train.runs import Run, append_metrics, describe, forget_metrics_after, read_metrics, run_for
 
 logger = logging.getLogger(__name__)
@@ -54,13 +57,24 @@ class Trainer:
     module: nn.Module
     model: Any
     optimizer: Any
+    ema: Average | None
     progress: Progress
+    stop: StopRequest
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outputs:
+    """Where progress is shown and logged. `board` is there on the first rank only."""
+
+    show: Display
+    board: SummaryWriter | None
 
 
 def fit(config: Config, folder: ImageFolder) -> Path:
     """Train, or continue, or find finished, the run that `config` and `folder` determine; returns its directory.
 
     Raises:
+        Preempted: SIGTERM or SIGUSR1 came; the state was saved, and the next call continues there.
         DivergedError: the loss is no longer finite.
         SealError: a checkpoint could not be written.
         DataError: an image cannot be decoded; the message names it.
@@ -68,24 +82,28 @@ def fit(config: Config, folder: ImageFolder) -> Path:
     run = run_for(config, folder)
     machine = launch(config.hardware, config.training)
     with ExitStack() as stack:
-        if machine.fabric.is_global_zero:
+        if machine.is_first:
             stack.enter_context(sealed.only_one(run.directory, f"run {run.directory.name}"))
         machine.fabric.barrier()
-        trainer = _prepare(config, run, folder, machine)
-        if _is_finished(trainer):
+        stop = stack.enter_context(stop_requests())
+        trainer = _prepare(config, run, folder, machine, stop)
+        _restore_newest(trainer)
+        if machine.decide(_is_finished(trainer)):
             logger.info("trained already: %s", run.directory)
         else:
             _train(trainer)
+    machine.leave()
     return run.directory
 
 
-def _prepare(config: Config, run: Run, folder: ImageFolder, machine: Machine) -> Trainer:
+def _prepare(config: Config, run: Run, folder: ImageFolder, machine: Machine, stop: StopRequest) -> Trainer:
     torch.manual_seed(config.training.seed)
     signature = checkpoint.signature_for(config, folder)
     module = build_model(config.model, len(folder.classes), signature.mean, signature.std)
-    optimizer = build_optimizer(module, config.optimizer)
-    model, wrapped = machine.fabric.setup(module, optimizer)
-    trainer = Trainer(
+    model = machine.fabric.setup_module(module)
+    # After the module, because sharding replaces its parameters.
+    optimizer = machine.fabric.setup_optimizers(build_optimizer(module, config.optimizer))
+    return Trainer(
         config=config,
         run=run,
         folder=folder,
@@ -100,120 +118,136 @@ def _prepare(config: Config, run: Run, folder: ImageFolder, machine: Machine) ->
         ),
         module=module,
         model=model,
-        optimizer=wrapped,
+        optimizer=optimizer,
+        ema=None if config.training.ema is None else Average(module, config.training.ema),
         progress=Progress(),
+        stop=stop,
     )
-    if directory := checkpoint.newest(run):
-        _restore(trainer, directory)
-    return trainer
 
 
-def _restore(trainer: Trainer, directory: Path) -> None:
-    state = checkpoint.load_state(directory)
-    trainer.module.load_state_dict(state["model"], strict=True)
-    trainer.optimizer.load_state_dict(state["optimizer"])
-    trainer.machine.precision.load_state_dict(state["precision"])
-    trainer.progress = checkpoint.load_progress(directory)
-
-
-def _is_finished(trainer: Trainer) -> bool:
-    return trainer.progress.cursor == trainer.order.end and _is_validated(trainer)
+def _restore_newest(trainer: Trainer) -> None:
+    directory = trainer.machine.decide(checkpoint.newest(trainer.run) if trainer.machine.is_first else None)
+    if directory is None:
+        return
+    average = trainer.ema.values if trainer.ema else None
+    plain_optimizer = trainer.optimizer.optimizer
+    trainer.progress = checkpoint.restore(
+        directory, trainer.machine, trainer.module, plain_optimizer, average
+    )
+    if trainer.progress.loss_scale:
+        trainer.machine.precision.load_state_dict(trainer.progress.loss_scale)
 
 
 def _train(trainer: Trainer) -> None:
-    fabric, order, config = trainer.machine.fabric, trainer.order, trainer.config
-    if fabric.is_global_zero:
-        describe(trainer.run, config, trainer.folder, trainer.machine)
-        forget_metrics_after(trainer.run, trainer.progress.step)
-        if trainer.progress.step:
-            logger.info("continuing %s at step %d", trainer.run.directory.name, trainer.progress.step)
+    machine, order, config = trainer.machine, trainer.order, trainer.config
     with ExitStack() as stack:
-        show = stack.enter_context(display(order.steps, config.training.epochs, speaks=fabric.is_global_zero))
-        board = SummaryWriter(str(trainer.run.directory / "tensorboard")) if fabric.is_global_zero else None
-        if board:
-            stack.callback(board.close)
-        if _at_epoch_end(trainer) and not _is_validated(trainer):
-            _validate(trainer, show, board)
+        outputs = _open_outputs(trainer, stack)
+        if machine.decide(_at_epoch_end(trainer) and not _is_validated(trainer)):
+            _validate(trainer, outputs)
         batches = _batches(trainer)
         for window in order.windows(trainer.progress.cursor):
-            _step(trainer, window, batches, show, board)
-            if _at_epoch_end(trainer):
+            stopping = _step(trainer, window, batches, outputs)
+            at_end = _at_epoch_end(trainer)
+            if at_end or stopping or _is_due(trainer.progress.step, config.training.checkpoint_every):
                 _save(trainer)
-                _validate(trainer, show, board)
-            elif (
-                config.training.checkpoint_every
-                and trainer.progress.step % config.training.checkpoint_every == 0
-            ):
-                _save(trainer)
+            if stopping:
+                raise Preempted(f"stopped at step {trainer.progress.step}; start again to continue there")
+            if at_end:
+                _validate(trainer, outputs)
 
 
-def _step(
-    trainer: Trainer, window: Window, batches: Iterator[Batch], show: Display, board: SummaryWriter | None
-) -> None:
-    """One optimiser step over one window of samples, or, on overflow, none at all."""
-    config, fabric = trainer.config, trainer.machine.fabric
+def _open_outputs(trainer: Trainer, stack: ExitStack) -> Outputs:
+    """Describe the run, forget what was logged behind the checkpoint it continues from, and open its displays."""
+    machine, run, config = trainer.machine, trainer.run, trainer.config
+    show = stack.enter_context(display(trainer.order.steps, config.training.epochs, speaks=machine.is_first))
+    if not machine.is_first:
+        return Outputs(show=show, board=None)
+    describe(run, config, trainer.folder, machine)
+    forget_metrics_after(run, trainer.progress.step)
+    if trainer.progress.step:
+        logger.info("continuing %s at step %d", run.directory.name, trainer.progress.step)
+    board = SummaryWriter(str(run.directory / "tensorboard"))
+    stack.callback(board.close)
+    return Outputs(show=show, board=board)
+
+
+def _step(trainer: Trainer, window: Window, batches: Iterator[Batch], outputs: Outputs) -> bool:
+    """One optimiser step over one window of samples, or, on overflow, none at all.
+
+    Returns whether any rank was asked to stop.
+    """
+    config, progress = trainer.config, trainer.progress
     started = time.perf_counter()
-    _seed_step(config.training.seed, window.end, fabric.global_rank)
-    rate = learning_rate(trainer.progress.step, trainer.order.steps, config.optimizer)
+    _seed_step(config.training.seed, window.end, trainer.machine.fabric.global_rank)
+    rate = learning_rate(progress.step, trainer.order.steps, config.optimizer)
     set_learning_rate(trainer.optimizer, rate)
-    loss = _accumulate_gradients(trainer, window, batches)
-    # error_if_nonfinite would raise on the overflow that a GradScaler is there to skip.
-    clipped = fabric.clip_gradients(
-        trainer.model,
-        trainer.optimizer,
-        max_norm=config.optimizer.clip_norm or math.inf,
-        error_if_nonfinite=False,
-    )
-    assert clipped is not None
-    norm = clipped.item()
-    scaled = getattr(trainer.machine.precision, "scaler", None) is not None
-    # Both numbers are sums over all ranks, so every rank decides alike.
-    if not math.isfinite(loss) or not (math.isfinite(norm) or scaled):
+    loss, stopping = _accumulate_gradients(trainer, window, batches)
+    norm = _clip(trainer)
+    scaler = getattr(trainer.machine.precision, "scaler", None)
+    # Both numbers are the same on every rank, so all decide alike.
+    if not math.isfinite(loss) or not (math.isfinite(norm) or scaler):
         raise DivergedError(
-            f"step {trainer.progress.step}, epoch {window.epoch}: the loss is {loss} and the gradient norm {norm}. "
+            f"step {progress.step}, epoch {window.epoch}: the loss is {loss} and the gradient norm {norm}. "
             f"Lower optimizer.lr ({config.optimizer.lr:g}) or set optimizer.clip_norm; checkpoints are intact"
         )
     trainer.optimizer.step()
     trainer.optimizer.zero_grad()
-    progress = replace(trainer.progress, cursor=window.end)
+    loss_scale = trainer.machine.precision.state_dict() if scaler else {}
+    trainer.progress = replace(progress, cursor=window.end, loss_scale=loss_scale)
     if not math.isfinite(norm):
-        trainer.progress = replace(progress, skipped=progress.skipped + 1)
-        return
-    trainer.progress = replace(progress, step=progress.step + 1)
+        trainer.progress = replace(trainer.progress, skipped=progress.skipped + 1)
+        return stopping
+    trainer.progress = replace(trainer.progress, step=progress.step + 1)
+    if trainer.ema:
+        trainer.ema.update(trainer.module)
     images_per_second = len(window.indices) / (time.perf_counter() - started)
-    show.step(trainer.progress.step, loss, rate, images_per_second)
-    if board and trainer.progress.step % config.training.log_every == 0:
-        _log(
-            trainer,
-            window,
-            board,
-            loss=loss,
-            lr=rate,
-            gradient_norm=norm,
-            images_per_second=images_per_second,
-        )
+    outputs.show.step(trainer.progress.step, loss, rate, images_per_second)
+    if outputs.board and _is_due(trainer.progress.step, config.training.log_every):
+        figures = {"loss": loss, "lr": rate, "gradient_norm": norm, "images_per_second": images_per_second}
+        _log(trainer, window, outputs.board, figures)
+    return stopping
 
 
-def _accumulate_gradients(trainer: Trainer, window: Window, batches: Iterator[Batch]) -> float:
-    """Leave the gradient of the window's mean loss in the model; returns that loss, the same on every rank."""
+def _accumulate_gradients(trainer: Trainer, window: Window, batches: Iterator[Batch]) -> tuple[float, bool]:
+    """Leave the gradient of the window's mean loss in the model.
+
+    Returns that loss, and whether any rank was asked to stop; both the same on every rank.
+    """
     config, fabric = trainer.config, trainer.machine.fabric
-    count = len(
-        trainer.order.micro_batches(window, config.training.accumulate, fabric.global_rank, fabric.world_size)
+    micro_batches = trainer.order.micro_batches(
+        window, config.training.accumulate, fabric.global_rank, fabric.world_size
     )
-    total = torch.zeros((), device=fabric.device)
-    for number in range(count):
+    total = torch.zeros(2, device=fabric.device)
+    for number in range(len(micro_batches)):
         batch = next(batches).to(fabric.device)
-        with fabric.no_backward_sync(trainer.model, enabled=number < count - 1):
+        # Around every backward, also the last: Fabric leaves FSDP2's synchronisation off otherwise.
+        with fabric.no_backward_sync(trainer.model, enabled=number < len(micro_batches) - 1):
             logits = trainer.model(batch.images)
             losses = cross_entropy(
                 logits, batch.labels, reduction="none", label_smoothing=config.training.label_smoothing
             )
             # Divided by the samples of the whole window, so that a small last micro-batch or rank weighs what
-            # it holds. DDP averages over ranks: multiplying by their number turns that into the sum.
+            # it holds. Strategies average over ranks: multiplying by their number turns that into the sum.
             loss = (losses * batch.weights).sum() / len(window.indices)
             fabric.backward(loss * fabric.world_size)
-        total += loss.detach()
-    return trainer.machine.total(total).item()
+        total[0] += loss.detach()
+    # The wish to stop travels with the loss: agreeing on it costs no message of its own.
+    total[1] = trainer.stop.received is not None
+    loss_sum, wishes = trainer.machine.total(total).tolist()
+    return loss_sum, wishes > 0
+
+
+def _clip(trainer: Trainer) -> float:
+    """Clip the gradient, unscaled first; returns its norm before, over all ranks."""
+    # error_if_nonfinite would raise on the overflow that a GradScaler is there to skip.
+    norm = trainer.machine.fabric.clip_gradients(
+        trainer.model,
+        trainer.optimizer,
+        max_norm=trainer.config.optimizer.clip_norm or math.inf,
+        error_if_nonfinite=False,
+    )
+    assert norm is not None
+    return float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
 
 
 def _seed_step(seed: int, cursor: int, rank: int) -> None:
@@ -242,21 +276,29 @@ def _batches(trainer: Trainer) -> Iterator[Batch]:
 
 
 def _save(trainer: Trainer) -> None:
-    if trainer.machine.fabric.is_global_zero:
-        state = {
-            "model": trainer.module.state_dict(),
-            "optimizer": trainer.optimizer.state_dict(),
-            "precision": trainer.machine.precision.state_dict(),
-        }
-        checkpoint.save(trainer.run, trainer.config, trainer.signature, trainer.progress, state)
-    trainer.machine.fabric.barrier()
+    trainer.machine.share_buffers(trainer.module)
+    average = trainer.ema.values if trainer.ema else None
+    tensors = checkpoint.tensors_of(trainer.module, trainer.optimizer.optimizer, average)
+    checkpoint.save(
+        trainer.machine, trainer.run, trainer.config, trainer.signature, trainer.progress, tensors
+    )
 
 
-def _validate(trainer: Trainer, show: Display, board: SummaryWriter | None) -> Score:
+def _validate(trainer: Trainer, outputs: Outputs) -> None:
+    """Score the weights and their average on the validation split. The checkpoint of this step is on disk already."""
+    _validate_weights(trainer, outputs, "raw")
+    if trainer.ema:
+        with trainer.ema.applied_to(trainer.module):
+            _validate_weights(trainer, outputs, "ema")
+    if trainer.machine.total(torch.tensor(float(trainer.stop.received is not None))).item():
+        raise Preempted(f"stopped at step {trainer.progress.step}; start again to continue there")
+
+
+def _validate_weights(trainer: Trainer, outputs: Outputs, weights: Weights) -> None:
     fabric, progress = trainer.machine.fabric, trainer.progress
-    samples = PlainSamples(trainer.folder, "val", trainer.signature.preprocessing)
+    trainer.machine.share_buffers(trainer.module)
     batches = plain_batches(
-        samples,
+        PlainSamples(trainer.folder, "val", trainer.signature.preprocessing),
         trainer.config.training.batch_size,
         rank=fabric.global_rank,
         world_size=fabric.world_size,
@@ -264,13 +306,17 @@ def _validate(trainer: Trainer, show: Display, board: SummaryWriter | None) -> S
     )
     result = score(trainer.module, batches, trainer.machine)
     epoch = progress.cursor // trainer.order.samples - 1
-    show.epoch(epoch, progress.step, result)
-    if board:
+    outputs.show.epoch(epoch, progress.step, weights, result)
+    if outputs.board:
         line = {"kind": "evaluation", "step": progress.step, "epoch": epoch, "split": "val"}
-        append_metrics(trainer.run, {**line, "loss": result.loss, "accuracy": result.accuracy})
-        board.add_scalar("val/loss", result.loss, progress.step)
-        board.add_scalar("val/accuracy", result.accuracy, progress.step)
-    return result
+        line |= {"weights": weights, "loss": result.loss, "accuracy": result.accuracy}
+        append_metrics(trainer.run, line)
+        outputs.board.add_scalar(f"val/loss/{weights}", result.loss, progress.step)
+        outputs.board.add_scalar(f"val/accuracy/{weights}", result.accuracy, progress.step)
+
+
+def _is_finished(trainer: Trainer) -> bool:
+    return trainer.progress.cursor == trainer.order.end and _is_validated(trainer)
 
 
 def _at_epoch_end(trainer: Trainer) -> bool:
@@ -278,11 +324,19 @@ def _at_epoch_end(trainer: Trainer) -> bool:
 
 
 def _is_validated(trainer: Trainer) -> bool:
-    lines = read_metrics(trainer.run)
-    return any(line["kind"] == "evaluation" and line["step"] == trainer.progress.step for line in lines)
+    """Whether every kind of weights of this step has been scored."""
+    step = trainer.progress.step
+    lines = [
+        line for line in read_metrics(trainer.run) if line["kind"] == "evaluation" and line["step"] == step
+    ]
+    return len(lines) == (2 if trainer.ema else 1)
 
 
-def _log(trainer: Trainer, window: Window, board: SummaryWriter, **figures: float) -> None:
+def _is_due(step: int, every: int | None) -> bool:
+    return every is not None and step % every == 0
+
+
+def _log(trainer: Trainer, window: Window, board: SummaryWriter, figures: dict[str, float]) -> None:
     progress = trainer.progress
     line = {"kind": "train", "step": progress.step, "epoch": window.epoch, "samples": progress.cursor}
     append_metrics(trainer.run, {**line, **figures})

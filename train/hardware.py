@@ -3,12 +3,18 @@
 import logging
 import os
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from lightning.fabric import Fabric
 from lightning.fabric.plugins import MixedPrecision, Precision
+from lightning.fabric.strategies.model_parallel import ModelParallelStrategy
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import fully_shard
 
 from slipway.errors import SlipwayError
+from train.blocks import blocks_of
 from train.config import HardwareConfig, TrainingConfig
 
 
@@ -26,6 +32,31 @@ class Machine:
     @property
     def device(self) -> torch.device:
         return self.fabric.device
+
+    @property
+    def world_size(self) -> int:
+        return self.fabric.world_size
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this rank speaks, writes and decides for all."""
+        return self.fabric.is_global_zero
+
+    def decide(self, verdict: Any) -> Any:
+        """The first rank's verdict, on every rank: what is read from disk may look different to each of them."""
+        return self.fabric.broadcast(verdict)
+
+    def share_buffers(self, module: nn.Module) -> None:
+        """Give every rank the first one's batch statistics. DDP does so before each step, FSDP2 never."""
+        if self.world_size > 1:
+            for buffer in module.buffers():
+                torch.distributed.broadcast(buffer, src=0)
+
+    def leave(self) -> None:
+        """Wait for the others, then leave the group: a rank that vanishes while another still talks aborts it."""
+        if self.world_size > 1:
+            self.fabric.barrier()
+            torch.distributed.destroy_process_group()
 
     def total(self, values: torch.Tensor) -> torch.Tensor:
         """Sum over all ranks, the same on each of them."""
@@ -56,7 +87,7 @@ def launch(hardware: HardwareConfig, training: TrainingConfig) -> Machine:
         accelerator=device,
         devices=local_size,
         num_nodes=world_size // local_size,
-        strategy="ddp" if world_size > 1 else "auto",
+        strategy=_strategy(hardware.strategy, world_size),
         plugins=[precision],
     )
     fabric.launch()
@@ -66,6 +97,22 @@ def launch(hardware: HardwareConfig, training: TrainingConfig) -> Machine:
             "they would train independently of each other"
         )
     return Machine(fabric=fabric, precision=precision)
+
+
+def _strategy(name: str, world_size: int) -> Any:
+    if name == "fsdp2":
+        # Fabric's name for "the model is sharded by this function"; its own FSDP is the first, CUDA only.
+        return ModelParallelStrategy(_shard, data_parallel_size=world_size, tensor_parallel_size=1)
+    return "ddp" if world_size > 1 else "auto"
+
+
+def _shard(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
+    """Shard each block by itself, so that only one at a time is whole in memory, then what is left."""
+    data_parallel = mesh["data_parallel"]
+    for block in blocks_of(module):
+        fully_shard(block, mesh=data_parallel)
+    fully_shard(module, mesh=data_parallel)
+    return module
 
 
 def _precision(name: str, device: str) -> Precision:

@@ -16,6 +16,7 @@ from train.augment import augment, generator_for
 from train.config import AugmentConfig
 from train.folder import DataError, ImageFolder, Sample
 from train.order import Draw, Order
+from train.preemption import ignore_stop_requests
 from train.split import Split
 
 _Item = tuple[npt.NDArray[np.uint8], int, float]  # image, label, weight
@@ -115,6 +116,7 @@ def _load(samples: Dataset[_Item], batches: Iterable[list[Any]], workers: int) -
         num_workers=workers,
         collate_fn=_collate,
         pin_memory=torch.cuda.is_available(),
+        worker_init_fn=_start_worker,
         # Its own, because starting an iterator draws a seed, which would move the dropout of the first step.
         generator=torch.Generator(),
     )
@@ -125,6 +127,10 @@ def _load(samples: Dataset[_Item], batches: Iterable[list[Any]], workers: int) -
         raise DataError(
             str(error).rstrip().splitlines()[-1].removeprefix("train.folder.DataError: ")
         ) from None
+
+
+def _start_worker(_worker: int) -> None:
+    ignore_stop_requests()
 
 
 def _collate(samples: list[_Item]) -> Batch:

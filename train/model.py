@@ -7,6 +7,7 @@ from contextlib import contextmanager
 import torch
 import torchvision
 from torch import nn
+from torch.distributed.tensor import DTensor
 
 from slipway.errors import SlipwayError, UsageError
 from train.config import ModelConfig
@@ -49,6 +50,10 @@ def build_model(
         hint = f"; did you mean {near[0]}?" if near else ""
         raise UsageError(f"model.name is {config.name!r}, which torchvision does not have{hint}")
     backbone = torchvision.models.get_model(config.name, weights=None, num_classes=classes)
+    if config.dropout is not None:
+        for module in backbone.modules():
+            if isinstance(module, nn.Dropout):
+                module.p = config.dropout
     if config.stem == "small":
         keep_resolution(backbone, config.name)
     return ImageClassifier(backbone, mean, std)
@@ -79,9 +84,12 @@ class TrainingModeError(SlipwayError):
 def inference(model: nn.Module) -> Iterator[None]:
     """eval() and inference_mode() inside, and every submodule's own mode restored afterwards."""
     modes = {module: module.training for module in model.modules()}
+    # FSDP2 makes its buffers in the first forward, whichever that is; those made in inference mode could not
+    # be trained with.
+    sharded = any(isinstance(parameter, DTensor) for parameter in model.parameters())
     model.eval()
     try:
-        with torch.inference_mode():
+        with torch.no_grad() if sharded else torch.inference_mode():
             yield
     finally:
         for module, training in modes.items():

@@ -32,6 +32,11 @@ MOST_CLASSES = 40
 MOST_MISTAKES = 60
 MOST_UNCERTAIN = 24
 MOST_ITEMS = 12
+CURVES: dict[str, tuple[str, charts.Emphasis]] = {
+    "train": ("train", "quiet"),
+    "raw": ("validation", "strong"),
+    "ema": ("moving average", "dashed"),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -230,30 +235,30 @@ def wilson(right: int, total: int, z: float = 1.959964) -> tuple[float, float]:
 
 def learning_curves(path: Path) -> dict[str, Any]:
     """The charts, how many steps and samples were trained on, and the best validation accuracy as (step, percent)."""
-    lines: dict[str, dict[float, dict[str, Any]]] = {"train": {}, "evaluation": {}}
+    lines: dict[str, dict[float, dict[str, Any]]] = {"train": {}, "raw": {}, "ema": {}}
     for where, line in _json_lines(path, torn_end=True):
         with _blaming(where):
             # A step that was repeated after a resume counts as it went the last time.
-            lines[line["kind"]][float(line["step"])] = line
+            lines["train" if line["kind"] == "train" else line["weights"]][float(line["step"])] = line
 
     def curve(kind: str, key: str, factor: float = 1) -> charts.Series:
         logged = [(step, line.get(key)) for step, line in sorted(lines[kind].items())]
         points = [(step, factor * value) for step, value in logged if value is not None]
-        if kind == "train":
-            return charts.Series(name="train", points=points, emphasis="quiet")
-        return charts.Series(name="validation", points=points)
+        name, emphasis = CURVES[kind]
+        return charts.Series(name=name, points=points, emphasis=emphasis)
 
     with _blaming(path):
-        accuracy = curve("evaluation", "accuracy", 100)
-        finite = [point for point in accuracy.points if math.isfinite(point[1])]
+        validated = ["raw", "ema"] if lines["ema"] else ["raw"]
+        accuracies = [curve(kind, "accuracy", 100) for kind in validated]
+        finite = [point for each in accuracies for point in each.points if math.isfinite(point[1])]
         last = max(lines["train"], default=0.0)
         rate, speed = curve("train", "lr"), curve("train", "images_per_second")
         return {
             "charts": [
                 charts.line_chart(
-                    "Loss", [curve("train", "loss"), curve("evaluation", "loss")], last_step=last
+                    "Loss", [curve(kind, "loss") for kind in ["train", *validated]], last_step=last
                 ),
-                charts.line_chart("Validation accuracy, %", [accuracy], last_step=last),
+                charts.line_chart("Validation accuracy, %", accuracies, last_step=last),
                 charts.line_chart("Learning rate", [rate], last_step=last, from_zero=True),
                 charts.line_chart("Images per second", [speed], last_step=last, from_zero=True),
             ],

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.conftest import Checkout
-from tests.integration.images import CLASSES, write_odd_folder
+from tests.integration.checkout import Checkout
+from tests.integration.images import CLASSES
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
@@ -33,11 +33,12 @@ def everything_made(checkout: Checkout) -> dict[Path, int]:
 
 
 @pytest.mark.usefixtures("usual_ports_taken")
-def test_pipeline_serves_every_image_as_evaluated(checkout: Checkout, tmp_path: Path) -> None:
+def test_pipeline_serves_every_image_as_evaluated(
+    checkout: Checkout, odd_folder: Path, tmp_path: Path
+) -> None:
     """Case D01 and case A03, end to end: started twice at once, from another directory, in a path with spaces."""
-    root = write_odd_folder(tmp_path / "my images")
     config = tmp_path / "odd.yaml"
-    config.write_text(CONFIG.format(root=root), encoding="utf-8")
+    config.write_text(CONFIG.format(root=odd_folder), encoding="utf-8")
     command = [str(checkout.directory / "scripts" / "pipeline.py"), "--config", str(config)]
     both = [checkout.start(*command) for _ in range(2)]
     for process in both:
@@ -76,13 +77,14 @@ def check_labels(checkout: Checkout) -> None:
     assert json.loads(signature.read_text())["classes"] == sorted(CLASSES)
 
 
-def test_damaged_image_ends_the_pipeline_with_its_name(checkout: Checkout, tmp_path: Path) -> None:
+def test_damaged_image_ends_the_pipeline_with_its_name(
+    checkout: Checkout, odd_folder: Path, tmp_path: Path
+) -> None:
     """Case A07: one clear line says what and where."""
-    root = write_odd_folder(tmp_path / "images")
-    bad = root / "train" / "3" / "plain.png"
+    bad = odd_folder / "train" / "3" / "plain.png"
     bad.write_bytes(bad.read_bytes()[:60])
     config = tmp_path / "odd.yaml"
-    config.write_text(CONFIG.format(root=root), encoding="utf-8")
+    config.write_text(CONFIG.format(root=odd_folder), encoding="utf-8")
     result = checkout.run(str(checkout.directory / "scripts" / "pipeline.py"), "--config", str(config))
     assert result.returncode == 1
     assert f"error: {bad}: DAMAGED" in result.stderr

@@ -134,8 +134,24 @@ def describe(run: Path, lines: Sequence[dict[str, Any]] | None = None) -> Path:
     figures = {"lr": 1e-3, "gradient_norm": 1.5, "images_per_second": 1234.0}
     default = [
         *({**line, **figures, "loss": 4 / line["step"]} for line in train),
-        {"kind": "evaluation", "step": 20, "epoch": 0, "split": "val", "loss": 0.3, "accuracy": 0.75},
-        {"kind": "evaluation", "step": 40, "epoch": 1, "split": "val", "loss": 0.2, "accuracy": 0.625},
+        {
+            "kind": "evaluation",
+            "step": 20,
+            "epoch": 0,
+            "split": "val",
+            "weights": "raw",
+            "loss": 0.3,
+            "accuracy": 0.75,
+        },
+        {
+            "kind": "evaluation",
+            "step": 40,
+            "epoch": 1,
+            "split": "val",
+            "weights": "raw",
+            "loss": 0.2,
+            "accuracy": 0.625,
+        },
     ]
     text = "".join(json.dumps(line) + "\n" for line in (default if lines is None else lines))
     (run / "metrics.jsonl").write_text(text, encoding="utf-8")
@@ -475,7 +491,7 @@ def test_values_that_are_nan_or_absent_are_said_and_not_drawn(inputs: Inputs, tm
         {**train, "step": 1, "loss": 2.0, "lr": 0.1},
         {**train, "step": 2, "loss": math.nan, "lr": 0.1, "images_per_second": None},
         {**train, "step": 3, "loss": math.inf, "lr": 0.1},
-        {"kind": "evaluation", "step": 3, "loss": math.nan, "accuracy": math.nan},
+        {"kind": "evaluation", "step": 3, "weights": "raw", "loss": math.nan, "accuracy": math.nan},
     ]
     describe(inputs.run, lines)
     rows = [

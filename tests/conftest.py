@@ -1,0 +1,9 @@
+"""Options of the test command."""
+
+import pytest
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--kills", type=int, default=2, help="how often each training run is killed (default: 2)"
+    )

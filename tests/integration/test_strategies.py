@@ -1,0 +1,98 @@
+"""However many processes train, under whichever strategy: the same samples, the same losses."""
+
+import json
+import shutil
+import signal
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.integration.checkout import Checkout
+from tests.integration.training import (
+    Setup,
+    final_state,
+    finish,
+    losses,
+    metrics,
+    newest_step,
+    options,
+    run_of,
+)
+
+pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(600)]
+
+# Without batch statistics and dropout, which depend on which samples share a rank, nothing but the order of
+# summation differs.
+PLAIN = {"model__name": "squeezenet1_1", "model__dropout": 0, "optimizer__lr": 3e-4, "training__ema": "null"}
+TOLERANCE = 1e-5
+
+
+@pytest.fixture
+def alone(checkout: Checkout, odd_folder: Path, tmp_path: Path) -> Path:
+    finish(checkout, Setup().command(options(odd_folder, tmp_path / "alone", **PLAIN)))
+    return run_of(tmp_path / "alone")
+
+
+def test_every_strategy_gives_the_losses_of_one_process(
+    checkout: Checkout, odd_folder: Path, tmp_path: Path, alone: Path
+) -> None:
+    for strategy in ("ddp", "fsdp2"):
+        setup = Setup(ranks=2, strategy=strategy)
+        finish(checkout, setup.command(options(odd_folder, tmp_path / strategy, **PLAIN)))
+        run = run_of(tmp_path / strategy)
+        assert losses(run) == pytest.approx(losses(alone), abs=TOLERANCE)
+        scores = [line["accuracy"] for line in metrics(run) if line["kind"] == "evaluation"]
+        assert scores == [line["accuracy"] for line in metrics(alone) if line["kind"] == "evaluation"]
+        assert json.loads((run / "environment.json").read_text())["world_size"] == 2
+        # The same run wherever it trains, so that it can go on elsewhere.
+        assert run.name == alone.name
+
+
+def test_run_goes_on_with_other_ranks_and_another_strategy(
+    checkout: Checkout, odd_folder: Path, tmp_path: Path, alone: Path
+) -> None:
+    """Case B15: 2 sharded ranks, then 1 process, then 3 copies; stopped in the middle of an epoch each time."""
+    runs = tmp_path / "elastic"
+    arguments = options(odd_folder, runs, **PLAIN)
+    for setup in (Setup(ranks=2, strategy="fsdp2"), Setup()):
+        stop_after_two_steps(checkout, setup, arguments, runs)
+    finish(checkout, Setup(ranks=3, strategy="ddp").command(arguments))
+    run = run_of(runs)
+    samples = [[line.get("samples") for line in metrics(each)] for each in (run, alone)]
+    assert samples[0] == samples[1]
+    assert losses(run) == pytest.approx(losses(alone), abs=TOLERANCE)
+
+
+def stop_after_two_steps(checkout: Checkout, setup: Setup, arguments: list[str], runs: Path) -> None:
+    """SIGTERM to the last rank; all of them save the step they are in and end."""
+    before = newest_step(runs)
+    process = checkout.start(*setup.command(arguments))
+    while newest_step(runs) < before + 2 and process.poll() is None:
+        time.sleep(0.01)
+    parent = psutil.Process(process.pid)
+    (parent.children()[-1] if setup.ranks > 1 else parent).send_signal(signal.SIGTERM)
+    _, errors = process.communicate(timeout=120)
+    assert process.returncode == (75 if setup.ranks == 1 else 1), errors
+    assert "stopped at step" in errors
+
+
+def test_sharded_run_makes_up_for_a_validation_that_was_cut_off(
+    checkout: Checkout, odd_folder: Path, tmp_path: Path
+) -> None:
+    """Its first forward is then one without gradients, in which FSDP2 sets itself up."""
+    command = Setup(ranks=2, strategy="fsdp2").command(
+        options(odd_folder, tmp_path / "runs", training__epochs=2, training__keep_checkpoints=99)
+    )
+    finish(checkout, command)
+    run = run_of(tmp_path / "runs")
+    expected, state = metrics(run), final_state(run)
+    for checkpoint in (run / "checkpoints").glob("step-*"):
+        if checkpoint.name > "step-00000003":
+            shutil.rmtree(checkpoint)
+    lines = (run / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (run / "metrics.jsonl").write_text("".join(lines[:3]))
+    finish(checkout, command)
+    assert metrics(run) == expected
+    assert final_state(run) == state

@@ -1,0 +1,51 @@
+"""Being told to stop: by a scheduler that takes the machine back, or by a person.
+
+SIGTERM or SIGUSR1 to any rank makes all ranks save after the step they are in and exit with code 75, which means
+"run me again": the next start continues exactly there. A second signal ends the process at once.
+"""
+
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+from slipway.errors import SlipwayError
+
+SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
+
+
+class Preempted(SlipwayError):
+    """Training was asked to stop and has saved its state."""
+
+    exit_code = os.EX_TEMPFAIL
+
+
+class StopRequest:
+    """Whether this rank was asked to stop. Ranks agree on it by summing over all of them."""
+
+    def __init__(self) -> None:
+        self.received: int | None = None
+
+    def receive(self, number: int, _frame: FrameType | None) -> None:
+        if self.received is not None:
+            os._exit(128 + number)
+        self.received = number
+
+
+@contextmanager
+def stop_requests() -> Iterator[StopRequest]:
+    """Inside, a first signal is only noted down."""
+    request = StopRequest()
+    before = {number: signal.signal(number, request.receive) for number in SIGNALS}
+    try:
+        yield request
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def ignore_stop_requests() -> None:
+    """For loader workers: a signal to the whole process group must not end them before the step that needs them."""
+    for number in (*SIGNALS, signal.SIGINT):
+        signal.signal(number, signal.SIG_IGN)
