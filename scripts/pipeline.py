@@ -25,6 +25,9 @@ ROOT = Path(__file__).resolve().parents[1]
 STAGES = ("data", "fit", "evaluate", "export", "publish", "smoke", "report")
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
+# What a stage's exit code means to whoever called us: wrong usage, or stopped by a signal and to be run again.
+PASSED_ON = (2, os.EX_TEMPFAIL)
+
 Row = tuple[str, ...]
 
 
@@ -78,7 +81,7 @@ class StageRunner:
             printed = output.read().decode(errors="replace").split("\n")
         self._raise_if_stopped(title)
         if code:
-            raise PipelineError(f"{title} {_ending(code)}; what it says is above", 2 if code == 2 else 1)
+            raise PipelineError(f"{title} {_ending(code)}; what it says is above", code if code in PASSED_ON else 1)
         _progress(f"{title}: {time.monotonic() - started:.1f} s\n")
         return _made(title, printed)
 

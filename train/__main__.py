@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from train.folder import ImageFolder
 
 COMMANDS = {
-    "data": "write the embedded data set, or look through your own image folder",
+    "data": "write the embedded data set if asked to, and decode every image once to find bad ones",
     "fit": "train, or continue, or find finished, the run of this configuration",
     "evaluate": "evaluate the run's best checkpoint on the test split",
     "export": "export the run's best checkpoint to a proven, sealed bundle",
@@ -59,6 +59,9 @@ def _run(stage: str, config: Config, smoke: Path | None) -> Path | None:
         write_digits(data.root, data.val_fraction, data.test_fraction, data.split_seed)
     folder = read_folder(config.data)
     if stage == "data":
+        from train.preflight import require_decodable
+
+        require_decodable(folder, config.image.preprocessing())
         return config.data.root
     if stage == "fit":
         return _fit(config, folder)

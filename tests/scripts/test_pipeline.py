@@ -184,6 +184,7 @@ def test_two_pipelines_do_not_write_to_one_smoke_file(checkout: Checkout) -> Non
         ("exit 1", 1, "error: [4/7] export failed with exit code 1; what it says is above"),
         ("exit 3", 1, "error: [4/7] export failed with exit code 3; what it says is above"),
         ("exit 2", 2, "error: [4/7] export failed with exit code 2; what it says is above"),
+        ("exit 75", 75, "error: [4/7] export failed with exit code 75; what it says is above"),
         ("die", 1, "error: [4/7] export was killed by SIGKILL; what it says is above"),
         ("print nothing", 1, "error: [4/7] export: ended well but printed no path of what it made"),
     ],
