@@ -81,7 +81,9 @@ class StageRunner:
             printed = output.read().decode(errors="replace").split("\n")
         self._raise_if_stopped(title)
         if code:
-            raise PipelineError(f"{title} {_ending(code)}; what it says is above", code if code in PASSED_ON else 1)
+            raise PipelineError(
+                f"{title} {_ending(code)}; what it says is above", code if code in PASSED_ON else 1
+            )
         _progress(f"{title}: {time.monotonic() - started:.1f} s\n")
         return _made(title, printed)
 
