@@ -151,7 +151,7 @@ def _train(trainer: Trainer) -> None:
             if at_end or stopping or _is_due(trainer.progress.step, config.training.checkpoint_every):
                 _save(trainer)
             if stopping:
-                raise Preempted(f"stopped at step {trainer.progress.step}; start again to continue there")
+                raise _stopped(trainer)
             if at_end:
                 _validate(trainer, outputs)
 
@@ -290,8 +290,9 @@ def _validate(trainer: Trainer, outputs: Outputs) -> None:
     if trainer.ema:
         with trainer.ema.applied_to(trainer.module):
             _validate_weights(trainer, outputs, "ema")
-    if trainer.machine.total(torch.tensor(float(trainer.stop.received is not None))).item():
-        raise Preempted(f"stopped at step {trainer.progress.step}; start again to continue there")
+    wish = torch.tensor(float(trainer.stop.received is not None), device=trainer.machine.device)
+    if trainer.machine.total(wish).item():
+        raise _stopped(trainer)
 
 
 def _validate_weights(trainer: Trainer, outputs: Outputs, weights: Weights) -> None:
@@ -313,6 +314,10 @@ def _validate_weights(trainer: Trainer, outputs: Outputs, weights: Weights) -> N
         append_metrics(trainer.run, line)
         outputs.board.add_scalar(f"val/loss/{weights}", result.loss, progress.step)
         outputs.board.add_scalar(f"val/accuracy/{weights}", result.accuracy, progress.step)
+
+
+def _stopped(trainer: Trainer) -> Preempted:
+    return Preempted(f"stopped at step {trainer.progress.step}; start again to continue there")
 
 
 def _is_finished(trainer: Trainer) -> bool:
