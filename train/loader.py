@@ -16,7 +16,7 @@ from train.augment import augment, generator_for
 from train.config import AugmentConfig
 from train.folder import DataError, ImageFolder, Sample
 from train.order import Draw, Order
-from train.preemption import ignore_stop_requests
+from train.preemption import leave_process_group
 from train.split import Split
 
 _Item = tuple[npt.NDArray[np.uint8], int, float]  # image, label, weight
@@ -130,7 +130,7 @@ def _load(samples: Dataset[_Item], batches: Iterable[list[Any]], workers: int) -
 
 
 def _start_worker(_worker: int) -> None:
-    ignore_stop_requests()
+    leave_process_group()
 
 
 def _collate(samples: list[_Item]) -> Batch:

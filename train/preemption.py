@@ -45,7 +45,9 @@ def stop_requests() -> Iterator[StopRequest]:
             signal.signal(number, handler)
 
 
-def ignore_stop_requests() -> None:
-    """For loader workers: a signal to the whole process group must not end them before the step that needs them."""
-    for number in (*SIGNALS, signal.SIGINT):
-        signal.signal(number, signal.SIG_IGN)
+def leave_process_group() -> None:
+    """For loader workers: a signal to the whole group must not end them before the step that needs them.
+
+    They do not ignore it, because it is also how the trainer ends them.
+    """
+    os.setpgid(0, 0)

@@ -34,3 +34,19 @@ with stop_requests():
 """
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert (result.returncode, result.stdout) == (128 + signal.SIGTERM, "still here\n")
+
+
+ABANDONS_ITS_WORKERS = """
+import torch
+from torch.utils.data import DataLoader
+from train.loader import _start_worker
+loader = DataLoader(torch.arange(1000), num_workers=2, worker_init_fn=_start_worker)
+kept = iter(loader)
+next(kept)
+__import__("builtins").kept = kept  # as a traceback does: nobody shuts the workers down before the end
+"""
+
+
+def test_workers_end_with_a_process_that_abandons_them() -> None:
+    """Workers that ignored SIGTERM would keep a failed training from ever ending."""
+    subprocess.run([sys.executable, "-c", ABANDONS_ITS_WORKERS], check=True, timeout=60)
