@@ -4,7 +4,7 @@ Each check runs the artefact on its real runtime and compares with eager PyTorch
 logits, per dtype. A NaN or an infinity fails by name: comparisons with NaN are false, so it would pass otherwise.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -126,11 +126,6 @@ def onnx_logits(session: onnxruntime.InferenceSession, pixels: Pixels) -> Logits
 
 def in_batches(run: Callable[[Pixels], Logits], pixels: Pixels, batch: int) -> Logits:
     """Run all rows in batches of exactly `batch`, the last one filled up with repeated rows."""
-    rows = [
-        np.take(pixels, range(start, start + batch), axis=0, mode="wrap") for start in _starts(pixels, batch)
-    ]
-    return np.concatenate([run(part) for part in rows])[: len(pixels)]
-
-
-def _starts(pixels: Sequence[Any] | Pixels, batch: int) -> range:
-    return range(0, len(pixels), batch)
+    starts = range(0, len(pixels), batch)
+    parts = [np.take(pixels, range(start, start + batch), axis=0, mode="wrap") for start in starts]
+    return np.concatenate([run(part) for part in parts])[: len(pixels)]
