@@ -88,7 +88,7 @@ def fit(config: Config, folder: ImageFolder) -> Path:
         stop = stack.enter_context(stop_requests())
         trainer = _prepare(config, run, folder, machine, stop)
         _restore_newest(trainer)
-        if machine.decide(_is_finished(trainer)):
+        if trainer.progress.cursor == trainer.order.end and not _unscored(trainer):
             logger.info("trained already: %s", run.directory)
         else:
             _train(trainer)
@@ -139,11 +139,11 @@ def _restore_newest(trainer: Trainer) -> None:
 
 
 def _train(trainer: Trainer) -> None:
-    machine, order, config = trainer.machine, trainer.order, trainer.config
+    order, config = trainer.order, trainer.config
     with ExitStack() as stack:
         outputs = _open_outputs(trainer, stack)
-        if machine.decide(_at_epoch_end(trainer) and not _is_validated(trainer)):
-            _validate(trainer, outputs)
+        if _at_epoch_end(trainer):
+            _validate(trainer, outputs)  # what was not scored before training stopped, if anything
         batches = _batches(trainer)
         for window in order.windows(trainer.progress.cursor):
             stopping = _step(trainer, window, batches, outputs)
@@ -286,10 +286,12 @@ def _save(trainer: Trainer) -> None:
 
 def _validate(trainer: Trainer, outputs: Outputs) -> None:
     """Score the weights and their average on the validation split. The checkpoint of this step is on disk already."""
-    _validate_weights(trainer, outputs, "raw")
-    if trainer.ema:
-        with trainer.ema.applied_to(trainer.module):
-            _validate_weights(trainer, outputs, "ema")
+    for weights in _unscored(trainer):
+        with ExitStack() as stack:
+            if weights == "ema":
+                assert trainer.ema
+                stack.enter_context(trainer.ema.applied_to(trainer.module))
+            _validate_weights(trainer, outputs, weights)
     wish = torch.tensor(float(trainer.stop.received is not None), device=trainer.machine.device)
     if trainer.machine.total(wish).item():
         raise _stopped(trainer)
@@ -320,21 +322,22 @@ def _stopped(trainer: Trainer) -> Preempted:
     return Preempted(f"stopped at step {trainer.progress.step}; start again to continue there")
 
 
-def _is_finished(trainer: Trainer) -> bool:
-    return trainer.progress.cursor == trainer.order.end and _is_validated(trainer)
-
-
 def _at_epoch_end(trainer: Trainer) -> bool:
     return trainer.progress.cursor > 0 and trainer.progress.cursor % trainer.order.samples == 0
 
 
-def _is_validated(trainer: Trainer) -> bool:
-    """Whether every kind of weights of this step has been scored."""
-    step = trainer.progress.step
-    lines = [
-        line for line in read_metrics(trainer.run) if line["kind"] == "evaluation" and line["step"] == step
-    ]
-    return len(lines) == (2 if trainer.ema else 1)
+def _unscored(trainer: Trainer) -> list[Weights]:
+    """The weights of this step that have no score yet; the same on every rank.
+
+    One of two may have one: training can be killed between them.
+    """
+    kinds: list[Weights] = ["raw", "ema"] if trainer.ema else ["raw"]
+    scored = {
+        line["weights"]
+        for line in read_metrics(trainer.run)
+        if line["kind"] == "evaluation" and line["step"] == trainer.progress.step
+    }
+    return trainer.machine.decide([weights for weights in kinds if weights not in scored])
 
 
 def _is_due(step: int, every: int | None) -> bool:

@@ -118,15 +118,19 @@ def test_second_fit_finds_the_run_finished(
     assert "trained already" in caplog.text
 
 
-def test_missing_last_evaluation_is_made_up_for(make_folder: MakeFolder, make_config: MakeConfig) -> None:
-    """A run killed between its last checkpoint and its last evaluation."""
-    config = make_config(make_folder())
+@pytest.mark.parametrize("scored", ["nothing", "the weights but not their average"])
+def test_missing_last_evaluation_is_made_up_for(
+    make_folder: MakeFolder, make_config: MakeConfig, scored: str
+) -> None:
+    """A run killed between its last checkpoint and the end of its last evaluation: nothing is scored twice."""
+    config = make_config(make_folder(), training__ema="0.5")
     folder = read_folder(config.data)
     run = run_for(config, folder)
     fit(config, folder)
     expected = without_speed(run.directory)
     lines = run.metrics.read_text().splitlines(keepends=True)
-    run.metrics.write_text("".join(lines[:-1]) + lines[-1][:10])
+    kept = len(lines) - (2 if scored == "nothing" else 1)
+    run.metrics.write_text("".join(lines[:kept]) + lines[kept][:10])
     fit(config, folder)
     assert without_speed(run.directory) == expected
 
