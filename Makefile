@@ -28,7 +28,7 @@ pipeline: train-environment server ## The main job: data, train, evaluate, expor
 
 setup: train-environment server ## Make or update the environments (the other targets do it themselves)
 
-data: train-environment ## Write the embedded data set, and find images that cannot be decoded
+data: train-environment ## Write the embedded data set, and find images that must not be trained on
 	@$(TRAIN) data $(OPTIONS)
 
 train: train-environment ## Train, or go on with a run that was cut short

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from train.folder import ImageFolder
 
 COMMANDS = {
-    "data": "write the embedded data set if asked to, and decode every image once to find bad ones",
+    "data": "write the embedded data set if asked to, and check, measure, split or show the images",
     "fit": "train, or continue, or find finished, the run of this configuration",
     "evaluate": "evaluate the run's best checkpoint on the test split",
     "export": "export the run's best checkpoint to a proven, sealed bundle",
@@ -36,6 +36,8 @@ def main(arguments: list[str]) -> Path | None:
     for name, help in COMMANDS.items():
         parsers[name] = stages.add_parser(name, help=help, description=help, allow_abbrev=False)
         parsers[name].add_argument("--config", type=Path, help="YAML file that overrides defaults")
+        if name == "data":
+            _add_actions(parsers[name])
         if name == "report":
             parsers[name].add_argument("--smoke", type=Path, help="result of the smoke test, to be shown")
         add_options(parsers[name], Config)
@@ -45,10 +47,22 @@ def main(arguments: list[str]) -> Path | None:
     stage = arguments[0]
     chosen, overrides = parse(parsers[stage], arguments[1:], Config)
     config = load(Config, chosen.config, overrides)
-    return _run(stage, config, getattr(chosen, "smoke", None))
+    return _run(stage, config, chosen)
 
 
-def _run(stage: str, config: Config, smoke: Path | None) -> Path | None:
+def _add_actions(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "action",
+        nargs="?",
+        choices=("check", "stats", "split"),
+        default="check",
+        help="check: exit with 1 if training should not begin; stats: write doctor.json, all there is to say; "
+        "split: write which file falls into which split (default: check)",
+    )
+    parser.add_argument("--to", type=Path, help="split: copy the images to {train,val,test}/<class>/* there")
+
+
+def _run(stage: str, config: Config, chosen: argparse.Namespace) -> Path | None:
     # Imported stage by stage: torch takes seconds, and `--help`, `data` and wrong options should answer at once.
     from train.folder import read_folder
 
@@ -59,13 +73,12 @@ def _run(stage: str, config: Config, smoke: Path | None) -> Path | None:
         write_digits(data.root, data.val_fraction, data.test_fraction, data.split_seed)
     folder = read_folder(config.data)
     if stage == "data":
-        from train.preflight import require_decodable
+        from train.data_actions import act
 
-        require_decodable(folder, config.image.preprocessing())
-        return config.data.root
+        return act(chosen.action, config, folder, chosen.to)
     if stage == "fit":
         return _fit(config, folder)
-    return _work_on_run(stage, config, folder, smoke)
+    return _work_on_run(stage, config, folder, getattr(chosen, "smoke", None))
 
 
 def _fit(config: Config, folder: "ImageFolder") -> Path | None:

@@ -82,6 +82,15 @@ class AugmentConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class DoctorConfig:
+    """What `data check` makes of its findings. Files that cannot be decoded are always an error."""
+
+    leaks: Literal["error", "warn"] = option("error", "one image in more than one split")
+    near_leaks: Literal["error", "warn"] = option("warn", "images of different splits that look alike")
+    contradictions: Literal["error", "warn"] = option("warn", "one image under several classes")
+
+
+@dataclass(frozen=True, kw_only=True)
 class ModelConfig:
     name: str = option("resnet18", "a torchvision classification model, by name")
     dropout: float | None = option(
@@ -144,6 +153,7 @@ class Config:
     data: DataConfig = section(DataConfig)
     image: ImageConfig = section(ImageConfig)
     augment: AugmentConfig = section(AugmentConfig)
+    doctor: DoctorConfig = section(DoctorConfig)
     model: ModelConfig = section(ModelConfig)
     optimizer: OptimizerConfig = section(OptimizerConfig)
     training: TrainingConfig = section(TrainingConfig)

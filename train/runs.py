@@ -50,7 +50,7 @@ def run_for(config: Config, folder: ImageFolder) -> Run:
     """The run that this configuration, data set, code and lock determine. Nothing is created."""
     settings = configuration.to_dict(config)
     # Where things lie, what trains and what happens afterwards do not change what is trained.
-    for section in ("run", "hardware", "export"):
+    for section in ("run", "doctor", "hardware", "export"):
         del settings[section]
     for option in ("root", "embedded", "workers"):
         del settings["data"][option]

@@ -1,0 +1,127 @@
+"""`python -m train data check | stats | split`, as a person calls it."""
+
+import csv
+import io
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from slipway import sealed
+from slipway.errors import UsageError
+from tests.train.conftest import MakeConfig, MakeFolder, data_config, save_image
+from train.__main__ import main
+from train.data_actions import copy_split
+from train.doctor import diagnose
+from train.doctor_tables import print_tables
+from train.examine import examine
+from train.folder import DataError, read_folder
+
+
+@pytest.fixture
+def call(tmp_path: Path):
+    def run(action: str, root: Path, *arguments: str) -> Path | None:
+        options = ["--data.root", str(root), "--run.directory", str(tmp_path / "runs"), "--run.name", "tiny"]
+        return main(["data", *([action] if action else []), *options, "--image.size", "16", *arguments])
+
+    return run
+
+
+@pytest.fixture
+def flat(tmp_path: Path) -> Path:
+    root = tmp_path / "flat"
+    random = np.random.default_rng(2)
+    for name in ("a", 'b, "c"'):
+        (root / name / "deep").mkdir(parents=True)
+        for number in range(40):
+            save_image(root / name / ("deep" if number % 2 else "") / f"{number}.png", (50, 60, 70), random)
+    return root
+
+
+@pytest.mark.parametrize("action", ["", "check"])
+def test_plain_data_checks_and_names_the_folder(call, make_folder: MakeFolder, action: str) -> None:
+    root = make_folder()
+    assert call(action, root) == root
+    (root / "val" / "ant" / "0.png").write_bytes(b"")
+    with pytest.raises(DataError, match="EMPTY"):
+        call(action, root)
+
+
+def test_stats_writes_everything_and_shows_tables(
+    call, make_folder: MakeFolder, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root = make_folder()
+    (root / "val" / "ant" / "0.png").write_bytes(b"")
+    shutil.copy(root / "train" / "ant" / "0.png", root / "test" / "ant" / "leak.png")
+    path = call("stats", root)
+    assert path == tmp_path / "runs" / "tiny-data" / "doctor.json"
+    record = json.loads(path.read_bytes())
+    assert record["refused"][0]["file"] == "val/ant/0.png"
+    assert {finding["severity"] for finding in record["findings"]} == {"error"}
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert "PNG: 39" in printed.err
+    assert "mean: [" in printed.err
+
+
+def test_odd_class_names_do_not_format_the_table(
+    make_config: MakeConfig, make_folder: MakeFolder, tmp_path: Path
+) -> None:
+    config = make_config(make_folder(("[bold]", "b[red]")))
+    folder = read_folder(config.data)
+    found = examine(folder, config.image.preprocessing(), tmp_path / "memory")
+    console = Console(file=io.StringIO(), width=100)
+    print_tables(diagnose(folder, found, 16), [], console)
+    assert "[bold]" in console.file.getvalue()
+    assert "b[red]" in console.file.getvalue()
+
+
+def test_split_writes_which_file_falls_where(call, flat: Path) -> None:
+    path = call("split", flat)
+    with path.open(encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == 80
+    assert {row["class"] for row in rows} == {"a", 'b, "c"'}
+    samples = {s.file: split for split, found in read_folder(data_config(flat)).splits.items() for s in found}
+    assert {row["file"]: row["split"] for row in rows} == samples
+
+
+def test_split_is_the_same_again_and_a_new_file_moves_no_other(call, flat: Path) -> None:
+    """Case A09."""
+    before = call("split", flat).read_text().splitlines()
+    assert call("split", flat).read_text().splitlines() == before
+    save_image(flat / "a" / "another.png", (50, 60, 70), np.random.default_rng(3))
+    after = call("split", flat).read_text().splitlines()
+    assert len(after) == len(before) + 1
+    assert set(before) < set(after)
+
+
+def test_copied_split_is_an_ordinary_folder_with_the_same_splits(call, flat: Path, tmp_path: Path) -> None:
+    to = tmp_path / "made" / "split"
+    assert call("split", flat, "--to", str(to)) == to
+    before, after = read_folder(data_config(flat)), read_folder(data_config(to))
+    assert before.classes == after.classes
+    assert {split: [(s.label, s.sha256) for s in samples] for split, samples in before.splits.items()} == {
+        split: [(s.label, s.sha256) for s in samples] for split, samples in after.splits.items()
+    }
+    with pytest.raises(sealed.SealError, match="is already there"):
+        call("split", flat, "--to", str(to))
+
+
+def test_folder_with_splits_is_copied_as_it_is(make_folder: MakeFolder, tmp_path: Path) -> None:
+    folder = read_folder(data_config(make_folder()))
+    copied = read_folder(data_config(copy_split(tmp_path / "copy", folder)))
+    assert copied.fingerprint == folder.fingerprint
+
+
+def test_copy_inside_the_folder_would_be_a_class(call, flat: Path) -> None:
+    with pytest.raises(UsageError, match=r"lies inside .* where it would be taken for a class"):
+        call("split", flat, "--to", str(flat / "split"))
+
+
+def test_to_goes_with_split_alone(call, flat: Path) -> None:
+    with pytest.raises(UsageError, match="--to goes with `data split`, not with `data stats`"):
+        call("stats", flat, "--to", "elsewhere")

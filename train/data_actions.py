@@ -1,0 +1,84 @@
+"""What `python -m train data` does: check | stats | split. Each returns the path of what it made or checked."""
+
+import csv
+from pathlib import Path, PurePosixPath
+from typing import Literal
+
+from rich.console import Console
+
+from slipway import sealed
+from slipway.errors import UsageError
+from train.config import Config
+from train.doctor import Diagnosis, diagnose, findings, require_healthy, to_record
+from train.doctor_tables import print_tables
+from train.embedded import KIND
+from train.examine import examine, read_sample
+from train.folder import ImageFolder
+from train.split import SPLITS
+
+Action = Literal["check", "stats", "split"]
+
+
+def act(action: Action, config: Config, folder: ImageFolder, to: Path | None) -> Path:
+    """to: where `split` copies the images to.
+
+    Raises:
+        DataError: `check` found what must not be trained on.
+        UsageError: `to` makes no sense. SealError: it exists, or could not be written.
+    """
+    if to is not None and action != "split":
+        raise UsageError(f"--to goes with `data split`, not with `data {action}`")
+    if action == "split":
+        return write_split(_made(config, "split.csv"), folder) if to is None else copy_split(to, folder)
+    diagnosis = _diagnosed(config, folder)
+    if action == "stats":
+        return _stats(config, folder, diagnosis)
+    require_healthy(diagnosis, folder.root, config.doctor)
+    return folder.root
+
+
+def write_split(path: Path, folder: ImageFolder) -> Path:
+    """One line a file: split, class, path relative to the root, SHA-256."""
+    with path.open("w", encoding="utf-8", newline="") as file:
+        table = csv.writer(file, lineterminator="\n")
+        table.writerow(["split", "class", "file", "sha256"])
+        for split in SPLITS:
+            for sample in folder.splits[split]:
+                table.writerow([split, folder.classes[sample.label], sample.file, sample.sha256])
+    return path
+
+
+def copy_split(to: Path, folder: ImageFolder) -> Path:
+    """Copy every image to `to`/<split>/<class>/*, all or nothing: an ordinary folder with splits of its own.
+
+    Copies, because a sealed directory is read-only and a link would make the originals so.
+    """
+    if to.resolve().is_relative_to(folder.root.resolve()):
+        raise UsageError(f"{to}: lies inside {folder.root}, where it would be taken for a class")
+    with sealed.stage(to, kind=KIND, inputs=folder.fingerprint) as staging:
+        for split, samples in folder.splits.items():
+            for sample in samples:
+                path = staging / split / PurePosixPath(sample.file.removeprefix(f"{split}/"))
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_bytes(read_sample(folder, sample))
+    return to
+
+
+def _diagnosed(config: Config, folder: ImageFolder) -> Diagnosis:
+    found = examine(folder, config.image.preprocessing(), config.run.directory / ".examined")
+    return diagnose(folder, found, config.image.size)
+
+
+def _stats(config: Config, folder: ImageFolder, diagnosis: Diagnosis) -> Path:
+    worth_a_word = findings(diagnosis, folder.root, config.doctor)
+    print_tables(diagnosis, worth_a_word, Console(stderr=True))
+    path = _made(config, "doctor.json")
+    sealed.write_json(path, to_record(diagnosis, worth_a_word))
+    return path
+
+
+def _made(config: Config, name: str) -> Path:
+    """Never in the image folder, which is the user's."""
+    directory = config.run.directory / f"{config.run.name}-data"
+    directory.mkdir(parents=True, exist_ok=True)
+    return directory / name
