@@ -79,6 +79,10 @@ class AugmentConfig:
     min_scale: float = option(0.35, "smallest share of the area a random crop keeps", above=0, at_most=1)
     max_stretch: float = option(4 / 3, "a random crop's aspect ratio is drawn from 1/this..this", at_least=1)
     flip: float = option(0.5, "probability of a horizontal flip", at_least=0, at_most=1)
+    policy: Literal["none", "trivial", "rand"] = option(
+        "none", "distortions after the crop: TrivialAugment (wide), or RandAugment (2 operations, 9 of 30)"
+    )
+    erase: float = option(0.0, "probability that a part is overwritten with noise", at_least=0, at_most=1)
 
 
 @dataclass(frozen=True, kw_only=True)

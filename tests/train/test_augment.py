@@ -1,9 +1,12 @@
+import hashlib
+
 import numpy as np
+import pytest
 from PIL import Image
 
 from slipway.contract import Preprocessing
 from slipway.preprocessing import centre_square, crop_and_resize, to_array
-from train.augment import augment, generator_for, random_box
+from train.augment import augment, erase, generator_for, random_box
 from train.config import AugmentConfig
 
 RULES = Preprocessing(image_size=16, resize_size=16)
@@ -54,3 +57,57 @@ def test_flip_flips() -> None:
     a = augment(square, RULES, plain, generator_for(0, 0, 0))
     b = augment(square, RULES, flipped, generator_for(0, 0, 0))
     assert np.array_equal(a[:, :, ::-1], b)
+
+
+def test_defaults_make_the_pixels_they_always_made() -> None:
+    """A run that is continued after an update must go on with the images it began with."""
+    made = [
+        hashlib.sha256(augment(picture(), RULES, AugmentConfig(), generator_for(3, 1, i)).tobytes())
+        for i in range(4)
+    ]
+    assert [each.hexdigest()[:16] for each in made] == [
+        "aaea8e3c4cbc50f5",
+        "fbb42894d82c4c56",
+        "80e7d68aa6af2792",
+        "620c94c9696505f8",
+    ]
+
+
+@pytest.mark.parametrize("policy", ["trivial", "rand"])
+def test_distortions_and_erasing_depend_on_the_draw_alone(policy: str) -> None:
+    """Case B18: whatever order samples are asked for in, and nothing else is drawn from or disturbed."""
+    config = AugmentConfig(policy=policy, erase=0.5)
+
+    def made(index: int) -> bytes:
+        return augment(picture(), RULES, config, generator_for(0, 0, index)).tobytes()
+
+    before = np.random.get_state()[1].tobytes()  # noqa: NPY002 - the global state is what must not be used
+    forwards = [made(index) for index in range(40)]
+    backwards = [made(index) for index in reversed(range(40))]
+    assert forwards == backwards[::-1]
+    assert len(set(forwards)) == 40
+    assert np.random.get_state()[1].tobytes() == before  # noqa: NPY002
+
+
+def test_erasing_leaves_the_rest_and_covers_its_share() -> None:
+    black = np.zeros((3, 40, 60), np.uint8)
+    for index in range(100):
+        random = generator_for(0, 0, index)
+        changed = (erase(black, 1.0, random) > 0).any(axis=0)
+        rows, columns = np.flatnonzero(changed.any(axis=1)), np.flatnonzero(changed.any(axis=0))
+        box = (np.ptp(rows) + 1) * (np.ptp(columns) + 1)
+        assert 0.01 < box / changed.size < 0.34
+        assert changed.sum() > 0.9 * box  # one box, and nothing outside it
+    assert not black.any()
+
+
+def test_erasing_happens_as_often_as_it_is_asked_for() -> None:
+    black = np.zeros((3, 16, 16), np.uint8)
+    erased = sum(bool(erase(black, 0.3, generator_for(0, 0, index)).any()) for index in range(1000))
+    assert 250 < erased < 350
+
+
+@pytest.mark.parametrize("size", [(1, 1), (1, 50), (50, 1)])
+def test_smallest_image_can_be_erased(size: tuple[int, int]) -> None:
+    for index in range(50):
+        assert erase(np.zeros((3, *size), np.uint8), 1.0, generator_for(0, 0, index)).shape == (3, *size)
