@@ -54,10 +54,10 @@ def _add_actions(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "action",
         nargs="?",
-        choices=("check", "stats", "split"),
+        choices=("check", "stats", "split", "show"),
         default="check",
         help="check: exit with 1 if training should not begin; stats: write doctor.json, all there is to say; "
-        "split: write which file falls into which split (default: check)",
+        "split: write which file falls into which split; show: write a page with pictures (default: check)",
     )
     parser.add_argument("--to", type=Path, help="split: copy the images to {train,val,test}/<class>/* there")
 

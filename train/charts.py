@@ -185,7 +185,7 @@ def line_chart(
         legend=_concat(_legend(curve, alone=len(curves) == 1) for curve in curves),
         at=number(reached),
         summary=" ".join([f"{title} over optimiser steps.", *map(_summary, curves)]),
-        grid=_grid(steps, scale),
+        grid=grid(steps, scale),
         lines=_concat(
             _curve(curve, points, steps, scale) for curve, points in zip(curves, drawn, strict=True)
         ),
@@ -260,9 +260,10 @@ def _gaps(curve: Series) -> Markup:
     ).format(number(len(missing)), number(len(curve.points)), curve.name, number(missing[0]))
 
 
-def _grid(steps: Axis, scale: Axis) -> Markup:
-    levels = [(_percent(1 - scale.place(tick)), number(tick)) for tick in scale.ticks]
-    marks = [(_percent(steps.place(tick)), number(tick)) for tick in steps.ticks]
+def grid(steps: Axis, scale: Axis) -> Markup:
+    """Lines across at the ticks of `scale`, and the words at both axes."""
+    levels = [(as_percent(1 - scale.place(tick)), number(tick)) for tick in scale.ticks]
+    marks = [(as_percent(steps.place(tick)), number(tick)) for tick in steps.ticks]
     level = Markup(
         '<line class="grid" x2="100%" y1="{0}" y2="{0}"/><text class="y" x="0" dx="-8" y="{0}" dy=".33em">{1}</text>'
     )
@@ -279,7 +280,7 @@ def _curve(curve: Series, points: Sequence[Point], steps: Axis, scale: Axis) -> 
     dot = Markup('<circle class="{}" cx="{}" cy="{}" r="2.5"/>')
     finite = [point for point in points if math.isfinite(point[1])]
     dots = [
-        dot.format(curve.emphasis, _percent(steps.place(x)), _percent(1 - scale.place(y)))
+        dot.format(curve.emphasis, as_percent(steps.place(x)), as_percent(1 - scale.place(y)))
         for x, y in (finite if curve.emphasis == "strong" and len(finite) <= MOST_MARKERS else [])
     ]
     return _concat([path, *dots])
@@ -297,5 +298,6 @@ def _path(points: Sequence[Point], steps: Axis, scale: Axis) -> str:
     return "".join(commands)
 
 
-def _percent(fraction: float) -> str:
+def as_percent(fraction: float) -> str:
+    """A place or a length as CSS and SVG write it."""
     return f"{100 * fraction:.2f}%"

@@ -1,4 +1,4 @@
-"""What `python -m train data` does: check | stats | split. Each returns the path of what it made or checked."""
+"""What `python -m train data` does: check | stats | split | show. Each returns the path of what it made or checked."""
 
 import csv
 from pathlib import Path, PurePosixPath
@@ -10,13 +10,14 @@ from slipway import sealed
 from slipway.errors import UsageError
 from train.config import Config
 from train.doctor import Diagnosis, diagnose, findings, require_healthy, to_record
+from train.doctor_page import write_data_page
 from train.doctor_tables import print_tables
 from train.embedded import KIND
 from train.examine import examine, read_sample
 from train.folder import ImageFolder
 from train.split import SPLITS
 
-Action = Literal["check", "stats", "split"]
+Action = Literal["check", "stats", "split", "show"]
 
 
 def act(action: Action, config: Config, folder: ImageFolder, to: Path | None) -> Path:
@@ -32,7 +33,9 @@ def act(action: Action, config: Config, folder: ImageFolder, to: Path | None) ->
         return write_split(_made(config, "split.csv"), folder) if to is None else copy_split(to, folder)
     diagnosis = _diagnosed(config, folder)
     if action == "stats":
-        return _stats(config, folder, diagnosis)
+        return _stats(config, diagnosis)
+    if action == "show":
+        return write_data_page(_made(config, "doctor.html"), config, folder, diagnosis)
     require_healthy(diagnosis, folder.root, config.doctor)
     return folder.root
 
@@ -69,8 +72,8 @@ def _diagnosed(config: Config, folder: ImageFolder) -> Diagnosis:
     return diagnose(folder, found, config.image.size)
 
 
-def _stats(config: Config, folder: ImageFolder, diagnosis: Diagnosis) -> Path:
-    worth_a_word = findings(diagnosis, folder.root, config.doctor)
+def _stats(config: Config, diagnosis: Diagnosis) -> Path:
+    worth_a_word = findings(diagnosis, Path(), config.doctor)
     print_tables(diagnosis, worth_a_word, Console(stderr=True))
     path = _made(config, "doctor.json")
     sealed.write_json(path, to_record(diagnosis, worth_a_word))

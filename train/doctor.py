@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+import numpy.typing as npt
 
+from train.charts import LOG_FROM
 from train.config import DoctorConfig
 from train.duplicates import alike
 from train.folder import DataError, ImageFolder
@@ -23,6 +25,9 @@ SHOWN = 20
 
 IMBALANCE = 10.0
 """Ratio of the largest to the smallest class of the training split from which it is worth a word."""
+
+BINS = 24
+"""Bars of a histogram."""
 
 logger = logging.getLogger(__name__)
 
@@ -46,12 +51,23 @@ class LookAlike:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Spread:
+    """How a figure is distributed. counts: how many lie between each two `edges`, which ascend."""
+
+    least: float
+    median: float
+    most: float
+    edges: Sequence[float]
+    counts: Sequence[int]
+
+
+@dataclass(frozen=True, kw_only=True)
 class Diagnosis:
     """All that was found.
 
     counts: split -> class name -> images, every class in every split, bad files included.
     refused: each file that is no usable image. copies: places of each content that lies at more than one.
-    look_alikes: closest first. sizes: name -> (least, median, most) over all images that decode.
+    look_alikes: closest first. sizes: width, height, shorter side (pixels) and aspect of all images that decode.
     formats, modes, orientations: how many images have each, most frequent first.
     mean, std: per channel of the training split as the model sees it, 0..1; None when nothing decodes.
     """
@@ -61,7 +77,7 @@ class Diagnosis:
     refused: Sequence[tuple[Place, Refusal]]
     copies: Sequence[Sequence[Place]]
     look_alikes: Sequence[LookAlike]
-    sizes: Mapping[str, tuple[float, float, float]]
+    sizes: Mapping[str, Spread]
     formats: Mapping[str, int]
     modes: Mapping[str, int]
     orientations: Mapping[str, int]
@@ -143,7 +159,7 @@ def findings(diagnosis: Diagnosis, root: Path, policy: DoctorConfig) -> list[Fin
     found = [
         Finding(
             severity="error",
-            title=f"{len(diagnosis.refused):,} images cannot be used",
+            title=f"images that cannot be used: {len(diagnosis.refused):,}",
             examples=[
                 f"{root / place.file}: {code}: {reason}" for place, (code, reason) in diagnosis.refused
             ],
@@ -153,25 +169,24 @@ def findings(diagnosis: Diagnosis, root: Path, policy: DoctorConfig) -> list[Fin
         ),
         Finding(
             severity=policy.leaks,
-            title=f"{len(diagnosis.leaks()):,} images lie in more than one split",
+            title=f"images in more than one split: {len(diagnosis.leaks()):,}",
             examples=[_same(root, places) for places in diagnosis.leaks()],
             advice="keep each in one split, or the figures of the others are not to be trusted "
             "(--doctor.leaks warn lets them pass)",
         ),
         Finding(
             severity=policy.contradictions,
-            title=f"{len(diagnosis.contradictions()):,} images lie under more than one class",
+            title=f"images under more than one class: {len(diagnosis.contradictions()):,}",
             examples=[_same(root, places) for places in diagnosis.contradictions()],
             advice="keep each under the one that is right",
         ),
         Finding(
             severity=policy.near_leaks,
-            title=f"{len(diagnosis.near_leaks()):,} pairs of images in different splits look alike",
+            title=f"pairs that look alike, in different splits: {len(diagnosis.near_leaks()):,}",
             examples=[
                 f"{root / pair.first.file} and {root / pair.second.file}" for pair in diagnosis.near_leaks()
             ],
-            advice="look at them side by side with `python -m train data show`; frames of one film or pictures of "
-            "one thing belong in one split",
+            advice="look at each; frames of one film or pictures of one thing belong in one split",
         ),
         *_about_classes(diagnosis),
     ]
@@ -181,8 +196,13 @@ def findings(diagnosis: Diagnosis, root: Path, policy: DoctorConfig) -> list[Fin
 def to_record(diagnosis: Diagnosis, worth_a_word: Sequence[Finding]) -> dict[str, Any]:
     """Everything, as JSON: `doctor.json`."""
     return {
-        **{name: getattr(diagnosis, name) for name in ("images", "counts", "sizes", "formats", "modes")},
-        **{name: getattr(diagnosis, name) for name in ("orientations", "mean", "std")},
+        **{
+            name: getattr(diagnosis, name)
+            for name in ("images", "counts", "formats", "modes", "orientations")
+        },
+        "sizes": {name: asdict(spread) for name, spread in diagnosis.sizes.items()},
+        "mean": diagnosis.mean,
+        "std": diagnosis.std,
         "findings": [asdict(each) for each in worth_a_word],
         "refused": [{**asdict(place), **facts._asdict()} for place, facts in diagnosis.refused],
         "copies": [[asdict(place) for place in places] for places in diagnosis.copies],
@@ -221,15 +241,30 @@ def _look_alikes(good: Mapping[str, Facts], places: Mapping[str, Sequence[Place]
     ]
 
 
-def _sizes(images: Sequence[Facts]) -> dict[str, tuple[float, float, float]]:
+def _sizes(images: Sequence[Facts]) -> dict[str, Spread]:
     if not images:
         return {}
-    width = np.array([facts.width for facts in images])
-    height = np.array([facts.height for facts in images])
-    values = {"width": width, "height": height, "aspect": width / height}
-    return {
-        name: (float(each.min()), float(np.median(each)), float(each.max())) for name, each in values.items()
+    width = np.array([facts.width for facts in images], dtype=np.float64)
+    height = np.array([facts.height for facts in images], dtype=np.float64)
+    values = {
+        "width": width,
+        "height": height,
+        "shorter side": np.minimum(width, height),
+        "aspect": width / height,
     }
+    return {name: _spread(each) for name, each in values.items()}
+
+
+def _spread(values: npt.NDArray[np.float64]) -> Spread:
+    """All values are above 0. Bins grow with their values where these span much."""
+    least, median, most = float(values.min()), float(np.median(values)), float(values.max())
+    if least == most:
+        edges = np.array([least * 0.9, most * 1.1])
+    else:
+        edges = (np.geomspace if most / least > LOG_FROM else np.linspace)(least, most, BINS + 1)
+        edges[0], edges[-1] = least, most  # exactly: a value beyond would not be counted
+    counts, _ = np.histogram(values, edges)
+    return Spread(least=least, median=median, most=most, edges=edges.tolist(), counts=counts.tolist())
 
 
 def _tally(values: Iterator[str]) -> dict[str, int]:
@@ -244,4 +279,4 @@ def _message(finding: Finding) -> str:
     lines = list(finding.examples[: finding.shown])
     if (left := len(finding.examples) - len(lines)) > 0:
         lines.append(f"and {left:,} more; `python -m train data stats` writes all of them to doctor.json")
-    return "\n       ".join([f"{finding.title}; {finding.advice}:", *lines])
+    return "\n       ".join([f"{finding.title}; {finding.advice}", *lines])

@@ -20,15 +20,18 @@ def print_tables(diagnosis: Diagnosis, findings: Sequence[Finding], console: Con
     if findings:
         console.print(_findings(findings))
     if diagnosis.mean and diagnosis.std:
-        console.print(colour_lines(diagnosis.mean, diagnosis.std), highlight=False, markup=False)
+        for line in colour_lines(diagnosis.mean, diagnosis.std):
+            console.print(line, highlight=False, markup=False)
 
 
-def colour_lines(mean: Sequence[float], std: Sequence[float]) -> str:
-    """Lines for a config file."""
+def colour_lines(mean: Sequence[float], std: Sequence[float]) -> list[str]:
+    """What to paste into a config file."""
     values = [", ".join(f"{value:.3f}" for value in each) for each in (mean, std)]
-    return (
-        f"image: # of the training split, as the model sees it\n  mean: [{values[0]}]\n  std: [{values[1]}]"
-    )
+    return [
+        "image: # of the training split, as the model sees it",
+        f"  mean: [{values[0]}]",
+        f"  std: [{values[1]}]",
+    ]
 
 
 def _classes(diagnosis: Diagnosis) -> Table:
@@ -56,8 +59,8 @@ def _images(diagnosis: Diagnosis) -> Table:
         ("EXIF orientations", diagnosis.orientations),
     ):
         table.add_row(name, _tally(tally))
-    for name, (least, median, most) in diagnosis.sizes.items():
-        table.add_row(name, f"{least:g} to {most:g}, half of them up to {median:g}")
+    for name, spread in diagnosis.sizes.items():
+        table.add_row(name, f"{spread.least:g} to {spread.most:g}, median {spread.median:g}")
     table.add_row("exact copies", f"{sum(len(places) - 1 for places in diagnosis.copies):,}")
     table.add_row("look alike", f"{len(diagnosis.look_alikes):,} pairs")
     return table

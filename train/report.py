@@ -5,16 +5,12 @@ This file reads and checks; `charts.py` draws, `report.html.j2` words and lays o
 
 import json
 import math
-import os
-import unicodedata
-import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import jinja2
 import numpy as np
 import numpy.typing as npt
 
@@ -26,6 +22,7 @@ from slipway.errors import SlipwayError
 from train import charts
 from train.charts import number
 from train.config import Config
+from train.page import Table, fixed, percent, write_page
 
 MOST_CLASSES = 40
 """Above this many classes, the most confused pairs stand for the matrix, and the worst classes for all."""
@@ -67,14 +64,6 @@ class Evaluation:
         return [(names[t], names[p], int(counts[t, p]), counts[t, p] / counts[t].sum()) for t, p in wrong]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Table:
-    """columns: (heading, whether it holds numbers). Cells are text."""
-
-    columns: Sequence[tuple[str, bool]]
-    rows: Sequence[Sequence[str]]
-
-
 Column = tuple[str, str, Callable[[Any], str]]
 """(heading, key in the record, how its value is written)"""
 
@@ -113,7 +102,7 @@ def write_report(
         "environment": groups(_read_json(run / "environment.json")),
         "most": MOST_CLASSES,
     }
-    return _replace(run / "report.html", _render(content))
+    return write_page(run / "report.html", "report.html.j2", content)
 
 
 def read_evaluation(directory: Path) -> Evaluation:
@@ -346,52 +335,6 @@ def text(value: Any) -> str:
 
 def verdict(passed: Any) -> str:
     return "passed" if passed is True else "failed"
-
-
-def fixed(value: float | None, digits: int = 2, unit: str = "") -> str:
-    """A figure whose decimal points are to stand below each other."""
-    return f"{value:,.{digits}f}{unit}" if value is not None and math.isfinite(value) else number(value)
-
-
-def percent(share: float | None, digits: int = 1) -> str:
-    return fixed(None if share is None else 100 * share, digits, "\N{NO-BREAK SPACE}%")
-
-
-def visible(value: Any) -> Any:
-    """Text with line breaks, control characters and lone surrogates (undecodable file names) spelled out."""
-    if type(value) is not str:  # Markup is a str of its own, and is finished
-        return value
-    # U+200C and U+200D, the joiners, are format characters that ordinary Persian and Hindi words need.
-    odd = {
-        c
-        for c in value
-        if unicodedata.category(c) in ("Cc", "Cf", "Cs", "Zl", "Zp") and c not in "\u200c\u200d"
-    }
-    return "".join(c.encode("unicode_escape").decode() if c in odd else c for c in value)
-
-
-def _render(content: Mapping[str, Any]) -> str:
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(Path(__file__).parent),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        finalize=visible,
-    )
-    environment.filters |= {"number": number, "fixed": fixed, "percent": percent}
-    return environment.get_template("report.html.j2").render(content)
-
-
-def _replace(path: Path, page: str) -> Path:
-    temporary = path.with_name(f".{path.name}-{os.getpid()}-{uuid.uuid4().hex[:8]}")
-    with _blaming(path, "cannot be written"):
-        try:
-            temporary.write_text(page, encoding="utf-8")
-            temporary.replace(path)
-        finally:
-            temporary.unlink(missing_ok=True)
-    return path
 
 
 def _or(value: float | None, otherwise: float) -> float:

@@ -1,9 +1,10 @@
-"""`python -m train data check | stats | split`, as a person calls it."""
+"""`python -m train data check | stats | split | show`, as a person calls it."""
 
 import csv
 import io
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -20,9 +21,11 @@ from train.doctor_tables import print_tables
 from train.examine import examine
 from train.folder import DataError, read_folder
 
+Call = Callable[..., Path]
+
 
 @pytest.fixture
-def call(tmp_path: Path):
+def call(tmp_path: Path) -> Call:
     def run(action: str, root: Path, *arguments: str) -> Path | None:
         options = ["--data.root", str(root), "--run.directory", str(tmp_path / "runs"), "--run.name", "tiny"]
         return main(["data", *([action] if action else []), *options, "--image.size", "16", *arguments])
@@ -42,7 +45,7 @@ def flat(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("action", ["", "check"])
-def test_plain_data_checks_and_names_the_folder(call, make_folder: MakeFolder, action: str) -> None:
+def test_plain_data_checks_and_names_the_folder(call: Call, make_folder: MakeFolder, action: str) -> None:
     root = make_folder()
     assert call(action, root) == root
     (root / "val" / "ant" / "0.png").write_bytes(b"")
@@ -51,7 +54,7 @@ def test_plain_data_checks_and_names_the_folder(call, make_folder: MakeFolder, a
 
 
 def test_stats_writes_everything_and_shows_tables(
-    call, make_folder: MakeFolder, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    call: Call, make_folder: MakeFolder, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     root = make_folder()
     (root / "val" / "ant" / "0.png").write_bytes(b"")
@@ -79,7 +82,7 @@ def test_odd_class_names_do_not_format_the_table(
     assert "b[red]" in console.file.getvalue()
 
 
-def test_split_writes_which_file_falls_where(call, flat: Path) -> None:
+def test_split_writes_which_file_falls_where(call: Call, flat: Path) -> None:
     path = call("split", flat)
     with path.open(encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))
@@ -89,7 +92,7 @@ def test_split_writes_which_file_falls_where(call, flat: Path) -> None:
     assert {row["file"]: row["split"] for row in rows} == samples
 
 
-def test_split_is_the_same_again_and_a_new_file_moves_no_other(call, flat: Path) -> None:
+def test_split_is_the_same_again_and_a_new_file_moves_no_other(call: Call, flat: Path) -> None:
     """Case A09."""
     before = call("split", flat).read_text().splitlines()
     assert call("split", flat).read_text().splitlines() == before
@@ -99,7 +102,9 @@ def test_split_is_the_same_again_and_a_new_file_moves_no_other(call, flat: Path)
     assert set(before) < set(after)
 
 
-def test_copied_split_is_an_ordinary_folder_with_the_same_splits(call, flat: Path, tmp_path: Path) -> None:
+def test_copied_split_is_an_ordinary_folder_with_the_same_splits(
+    call: Call, flat: Path, tmp_path: Path
+) -> None:
     to = tmp_path / "made" / "split"
     assert call("split", flat, "--to", str(to)) == to
     before, after = read_folder(data_config(flat)), read_folder(data_config(to))
@@ -117,11 +122,17 @@ def test_folder_with_splits_is_copied_as_it_is(make_folder: MakeFolder, tmp_path
     assert copied.fingerprint == folder.fingerprint
 
 
-def test_copy_inside_the_folder_would_be_a_class(call, flat: Path) -> None:
+def test_copy_inside_the_folder_would_be_a_class(call: Call, flat: Path) -> None:
     with pytest.raises(UsageError, match=r"lies inside .* where it would be taken for a class"):
         call("split", flat, "--to", str(flat / "split"))
 
 
-def test_to_goes_with_split_alone(call, flat: Path) -> None:
+def test_to_goes_with_split_alone(call: Call, flat: Path) -> None:
     with pytest.raises(UsageError, match="--to goes with `data split`, not with `data stats`"):
         call("stats", flat, "--to", "elsewhere")
+
+
+def test_show_writes_a_page_with_every_class(call: Call, make_folder: MakeFolder, tmp_path: Path) -> None:
+    path = call("show", make_folder())
+    assert path == tmp_path / "runs" / "tiny-data" / "doctor.html"
+    assert all(name in path.read_text() for name in ("ant", "bee", "cat"))

@@ -22,7 +22,8 @@ from slipway.contract import Signature
 from slipway.errors import SlipwayError
 from tests.train.test_charts import Tags
 from train.config import Config
-from train.report import MOST_CLASSES, MOST_MISTAKES, MOST_UNCERTAIN, visible, wilson, write_report
+from train.page import visible
+from train.report import MOST_CLASSES, MOST_MISTAKES, MOST_UNCERTAIN, wilson, write_report
 
 
 @dataclass(frozen=True)
