@@ -1,21 +1,24 @@
 """What `python -m train data` does: check | stats | split | show. Each returns the path of what it made or checked."""
 
 import csv
-from pathlib import Path, PurePosixPath
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Literal
 
 from rich.console import Console
 
 from slipway import sealed
-from slipway.errors import UsageError
+from slipway.errors import SlipwayError, UsageError
 from train.config import Config
 from train.doctor import Diagnosis, diagnose, findings, require_healthy, to_record
 from train.doctor_page import write_data_page
 from train.doctor_tables import print_tables
-from train.embedded import KIND
 from train.examine import examine, read_sample
 from train.folder import ImageFolder
 from train.split import SPLITS
+
+KIND = "split"
 
 Action = Literal["check", "stats", "split", "show"]
 
@@ -26,6 +29,7 @@ def act(action: Action, config: Config, folder: ImageFolder, to: Path | None) ->
     Raises:
         DataError: `check` found what must not be trained on.
         UsageError: `to` makes no sense. SealError: it exists, or could not be written.
+        SlipwayError: a result could not be written.
     """
     if to is not None and action != "split":
         raise UsageError(f"--to goes with `data split`, not with `data {action}`")
@@ -42,7 +46,7 @@ def act(action: Action, config: Config, folder: ImageFolder, to: Path | None) ->
 
 def write_split(path: Path, folder: ImageFolder) -> Path:
     """One line a file: split, class, path relative to the root, SHA-256."""
-    with path.open("w", encoding="utf-8", newline="") as file:
+    with _writing(path), path.open("w", encoding="utf-8", newline="") as file:
         table = csv.writer(file, lineterminator="\n")
         table.writerow(["split", "class", "file", "sha256"])
         for split in SPLITS:
@@ -58,10 +62,11 @@ def copy_split(to: Path, folder: ImageFolder) -> Path:
     """
     if to.resolve().is_relative_to(folder.root.resolve()):
         raise UsageError(f"{to}: lies inside {folder.root}, where it would be taken for a class")
+    has_splits = (folder.root / "train").is_dir()
     with sealed.stage(to, kind=KIND, inputs=folder.fingerprint) as staging:
         for split, samples in folder.splits.items():
             for sample in samples:
-                path = staging / split / PurePosixPath(sample.file.removeprefix(f"{split}/"))
+                path = staging / ("" if has_splits else split) / sample.file
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.write_bytes(read_sample(folder, sample))
     return to
@@ -76,12 +81,22 @@ def _stats(config: Config, diagnosis: Diagnosis) -> Path:
     worth_a_word = findings(diagnosis, Path(), config.doctor)
     print_tables(diagnosis, worth_a_word, Console(stderr=True))
     path = _made(config, "doctor.json")
-    sealed.write_json(path, to_record(diagnosis, worth_a_word))
+    with _writing(path):
+        sealed.write_json(path, to_record(diagnosis, worth_a_word))
     return path
 
 
 def _made(config: Config, name: str) -> Path:
     """Never in the image folder, which is the user's."""
-    directory = config.run.directory / f"{config.run.name}-data"
-    directory.mkdir(parents=True, exist_ok=True)
-    return directory / name
+    path = config.run.directory / f"{config.run.name}-data" / name
+    with _writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+    return path
+
+
+@contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise SlipwayError(f"{path}: cannot be written ({error})") from error

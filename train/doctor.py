@@ -102,21 +102,18 @@ class Diagnosis:
     def imbalance(self) -> float:
         """Images of the largest class of the training split for each one of its smallest."""
         counts = self.counts["train"].values()
-        return max(counts) / min(counts)
+        return max(counts) / max(1, min(counts))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """One kind of thing that was found. title: what, and how many. examples: a line each. advice: what to do.
+    """All that was found of one kind. title: what, and how many. examples: a line each. advice: what to do."""
 
-    shown: how many examples a message names.
-    """
-
+    kind: Literal["refused", "leaks", "contradictions", "near_leaks", "imbalance"]
     severity: Literal["error", "warn"]
     title: str
     examples: Sequence[str]
     advice: str
-    shown: int = SHOWN
 
 
 def diagnose(folder: ImageFolder, found: Mapping[str, Facts | Refusal], image_size: int) -> Diagnosis:
@@ -158,16 +155,16 @@ def findings(diagnosis: Diagnosis, root: Path, policy: DoctorConfig) -> list[Fin
     """What somebody should know, errors first. root: what the files are relative to, to name them whole."""
     found = [
         Finding(
+            kind="refused",
             severity="error",
             title=f"images that cannot be used: {len(diagnosis.refused):,}",
             examples=[
                 f"{root / place.file}: {code}: {reason}" for place, (code, reason) in diagnosis.refused
             ],
             advice="mend or remove them",
-            # However long the list is, it is what the check is run for.
-            shown=len(diagnosis.refused),
         ),
         Finding(
+            kind="leaks",
             severity=policy.leaks,
             title=f"images in more than one split: {len(diagnosis.leaks()):,}",
             examples=[_same(root, places) for places in diagnosis.leaks()],
@@ -175,12 +172,14 @@ def findings(diagnosis: Diagnosis, root: Path, policy: DoctorConfig) -> list[Fin
             "(--doctor.leaks warn lets them pass)",
         ),
         Finding(
+            kind="contradictions",
             severity=policy.contradictions,
             title=f"images under more than one class: {len(diagnosis.contradictions()):,}",
             examples=[_same(root, places) for places in diagnosis.contradictions()],
             advice="keep each under the one that is right",
         ),
         Finding(
+            kind="near_leaks",
             severity=policy.near_leaks,
             title=f"pairs that look alike, in different splits: {len(diagnosis.near_leaks()):,}",
             examples=[
@@ -190,16 +189,17 @@ def findings(diagnosis: Diagnosis, root: Path, policy: DoctorConfig) -> list[Fin
         ),
         *_about_classes(diagnosis),
     ]
-    return sorted((each for each in found if each.examples), key=lambda each: each.severity)
+    return sorted((each for each in found if each.examples), key=lambda each: each.severity != "error")
 
 
 def to_record(diagnosis: Diagnosis, worth_a_word: Sequence[Finding]) -> dict[str, Any]:
     """Everything, as JSON: `doctor.json`."""
     return {
-        **{
-            name: getattr(diagnosis, name)
-            for name in ("images", "counts", "formats", "modes", "orientations")
-        },
+        "images": diagnosis.images,
+        "counts": diagnosis.counts,
+        "formats": diagnosis.formats,
+        "modes": diagnosis.modes,
+        "orientations": diagnosis.orientations,
         "sizes": {name: asdict(spread) for name, spread in diagnosis.sizes.items()},
         "mean": diagnosis.mean,
         "std": diagnosis.std,
@@ -226,6 +226,7 @@ def _about_classes(diagnosis: Diagnosis) -> Iterator[Finding]:
     if diagnosis.imbalance() >= IMBALANCE:
         ranked = sorted(diagnosis.counts["train"].items(), key=lambda item: item[1])
         yield Finding(
+            kind="imbalance",
             severity="warn",
             title=f"the largest class has {diagnosis.imbalance():.0f} times the images of the smallest",
             examples=[f"{name}: {count:,}" for name, count in (ranked[0], ranked[-1])],
@@ -276,7 +277,8 @@ def _same(root: Path, places: Sequence[Place]) -> str:
 
 
 def _message(finding: Finding) -> str:
-    lines = list(finding.examples[: finding.shown])
+    # However long the list of bad files is, it is what the check is run for.
+    lines = list(finding.examples[: None if finding.kind == "refused" else SHOWN])
     if (left := len(finding.examples) - len(lines)) > 0:
         lines.append(f"and {left:,} more; `python -m train data stats` writes all of them to doctor.json")
     return "\n       ".join([f"{finding.title}; {finding.advice}", *lines])

@@ -15,12 +15,13 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from slipway import hashing, sealed
 from slipway.contract import Preprocessing
+from slipway.errors import SlipwayError
 from slipway.source import code_hash
 from train.folder import DataError, ImageFolder, Sample
 from train.image_facts import Facts, Refusal, facts_of, from_record, to_record
 
 BATCH = 256
-"""Files between two writes to disk, and so the most that a killed check decodes again."""
+"""Files that are handed to the workers at once; a killed check decodes about so many again."""
 
 logger = logging.getLogger(__name__)
 
@@ -32,22 +33,33 @@ def examine(folder: ImageFolder, rules: Preprocessing, memory: Path) -> dict[str
     an image. It is written as the work goes on, so a killed check continues, and one that has nothing new to look at
     decodes nothing.
 
-    Raises DataError when a file changed since it was listed.
+    Raises:
+        DataError: a file changed since it was listed.
+        SlipwayError: `memory` cannot be written.
     """
-    wanted = {sample.sha256: sample for samples in folder.splits.values() for sample in samples}
     path = memory / f"{_key(rules)}.jsonl"
-    with sealed.only_one(path, "examining images"):
-        found = {sha256: facts for sha256, facts in _remembered(path) if sha256 in wanted}
-        missing = [sample for sha256, sample in wanted.items() if sha256 not in found]
-        if found and missing:
-            logger.info("%d images are known from before, %d are decoded now", len(found), len(missing))
-        _end_last_line(path)
-        with path.open("a", encoding="utf-8") as file:
-            for sample, facts in _examined(folder, missing, rules):
-                found[sample.sha256] = facts
-                # A file that cannot be read says nothing about its content, and may be readable tomorrow.
-                if not (isinstance(facts, Refusal) and facts.code == "UNREADABLE"):
-                    file.write(json.dumps({"sha256": sample.sha256, **to_record(facts)}) + "\n")
+    try:
+        with sealed.only_one(path, "examining images"):
+            return _found_in(path, folder, rules)
+    except OSError as error:
+        raise SlipwayError(
+            f"{path}: what was found out about images cannot be written down ({error}); choose another run.directory"
+        ) from error
+
+
+def _found_in(path: Path, folder: ImageFolder, rules: Preprocessing) -> dict[str, Facts | Refusal]:
+    wanted = {sample.sha256: sample for samples in folder.splits.values() for sample in samples}
+    found = {sha256: facts for sha256, facts in _remembered(path) if sha256 in wanted}
+    missing = [sample for sha256, sample in wanted.items() if sha256 not in found]
+    if found and missing:
+        logger.info("%d images are known from before, %d are decoded now", len(found), len(missing))
+    _end_last_line(path)
+    with path.open("a", encoding="utf-8") as file:
+        for sample, facts in _examined(folder, missing, rules):
+            found[sample.sha256] = facts
+            # A file that cannot be read says nothing about its content, and may be readable tomorrow.
+            if not (isinstance(facts, Refusal) and facts.code == "UNREADABLE"):
+                file.write(json.dumps({"sha256": sample.sha256, **to_record(facts)}) + "\n")
     return found
 
 
@@ -81,8 +93,10 @@ def _remembered(path: Path) -> Iterator[tuple[str, Facts | Refusal]]:
 def _end_last_line(path: Path) -> None:
     """What is appended must not continue a line that a kill cut short."""
     with path.open("ab+") as file:
-        if file.tell() and (file.seek(-1, os.SEEK_END), file.read())[1] != b"\n":
-            file.write(b"\n")
+        if file.tell():
+            file.seek(-1, os.SEEK_END)
+            if file.read() != b"\n":
+                file.write(b"\n")
 
 
 def _examined(

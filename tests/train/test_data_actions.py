@@ -4,6 +4,8 @@ import csv
 import io
 import json
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,7 +14,7 @@ import pytest
 from rich.console import Console
 
 from slipway import sealed
-from slipway.errors import UsageError
+from slipway.errors import SlipwayError, UsageError
 from tests.train.conftest import MakeConfig, MakeFolder, data_config, save_image
 from train.__main__ import main
 from train.data_actions import copy_split
@@ -136,3 +138,17 @@ def test_show_writes_a_page_with_every_class(call: Call, make_folder: MakeFolder
     path = call("show", make_folder())
     assert path == tmp_path / "runs" / "tiny-data" / "doctor.html"
     assert all(name in path.read_text() for name in ("ant", "bee", "cat"))
+
+
+@pytest.mark.parametrize("action", ["check", "stats", "split"])
+def test_runs_directory_that_is_a_file_is_named(
+    call: Call, make_folder: MakeFolder, tmp_path: Path, action: str
+) -> None:
+    (tmp_path / "runs").write_text("no directory")
+    with pytest.raises(SlipwayError, match=rf"^{tmp_path}/runs/.*cannot be written"):
+        call(action, make_folder())
+
+
+def test_looking_at_data_does_not_wait_for_torch() -> None:
+    code = "import sys, train.data_actions; sys.exit('torch' in sys.modules or 'sklearn' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -23,6 +23,7 @@ def run(*arguments: str, cwd: Path | str = "/") -> subprocess.CompletedProcess[s
         (["fit", "--training.epochs", "0"], "training.epochs is 0; must be at least 1"),
         (["fit", "--config", "nowhere.yaml"], "/nowhere.yaml: there is no such config file"),
         (["fit", "--model.name", "resnet-18", "--data.embedded", "digits"], "did you mean resnet18?"),
+        (["data", "chek"], "argument action: invalid choice: 'chek'"),
         (["ft"], "invalid choice: 'ft'"),
         ([], "the following arguments are required"),
     ],
