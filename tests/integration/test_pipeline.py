@@ -87,6 +87,6 @@ def test_damaged_image_ends_the_pipeline_with_its_name(
     config.write_text(CONFIG.format(root=odd_folder), encoding="utf-8")
     result = checkout.run(str(checkout.directory / "scripts" / "pipeline.py"), "--config", str(config))
     assert result.returncode == 1
-    assert f"error: {bad}: DAMAGED" in result.stderr
+    assert f" {bad}: DAMAGED: " in result.stderr
     assert result.stderr.rstrip().splitlines()[-1].startswith("error: [1/7] data failed")
     assert "Traceback" not in result.stderr
