@@ -50,6 +50,7 @@ def main(arguments: list[str]) -> Path | None:
 
 def _run(stage: str, config: Config, smoke: Path | None) -> Path | None:
     # Imported stage by stage: torch takes seconds, and `--help`, `data` and wrong options should answer at once.
+    from train.debug import simplified
     from train.folder import read_folder
 
     if config.data.embedded == "digits":
@@ -57,7 +58,7 @@ def _run(stage: str, config: Config, smoke: Path | None) -> Path | None:
 
         data = config.data
         write_digits(data.root, data.val_fraction, data.test_fraction, data.split_seed)
-    folder = read_folder(config.data)
+    config, folder = simplified(config, read_folder(config.data))
     if stage == "data":
         from train.preflight import require_decodable
 
