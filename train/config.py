@@ -80,6 +80,10 @@ class AugmentConfig:
     min_scale: float = option(0.35, "smallest share of the area a random crop keeps", above=0, at_most=1)
     max_stretch: float = option(4 / 3, "a random crop's aspect ratio is drawn from 1/this..this", at_least=1)
     flip: float = option(0.5, "probability of a horizontal flip", at_least=0, at_most=1)
+    mixup: float = option(
+        0.0, "blend pairs of images: parameter of the Beta distribution; 0: never", at_least=0
+    )
+    cutmix: float = option(0.0, "paste boxes from one image into another: the same parameter", at_least=0)
 
 
 @dataclass(frozen=True, kw_only=True)

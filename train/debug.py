@@ -27,7 +27,7 @@ def simplified(config: Config, folder: ImageFolder) -> tuple[Config, ImageFolder
     return replace(
         config,
         training=replace(config.training, epochs=OVERFIT_EPOCHS, label_smoothing=0.0),
-        augment=replace(config.augment, min_scale=1.0, max_stretch=1.0, flip=0.0),
+        augment=replace(config.augment, min_scale=1.0, max_stretch=1.0, flip=0.0, mixup=0.0, cutmix=0.0),
         optimizer=replace(config.optimizer, weight_decay=0.0),
         model=replace(config.model, dropout=0.0),
     ), folder

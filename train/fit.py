@@ -12,10 +12,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
-from torch.nn.functional import cross_entropy
 from torch.utils.tensorboard import SummaryWriter
 
 from slipway import hashing, sealed
@@ -32,6 +32,7 @@ from train.health import BadStep, DivergedError
 from train.instruments import instruments
 from train.loader import Batch, PlainSamples, TrainingSamples, plain_batches, training_batches
 from train.meter import Meter
+from train.mixing import mix
 from train.model import build_model
 from train.optimizer import build_optimizer, learning_rate, set_learning_rate
 from train.order import Order, Window
@@ -318,10 +319,9 @@ def _accumulate_gradients(trainer: Trainer, window: Window, batches: Iterator[Ba
         batch = next(batches).to(fabric.device, channels_last=config.hardware.channels_last)
         # Around every backward, also the last: Fabric leaves FSDP2's synchronisation off otherwise.
         with fabric.no_backward_sync(trainer.model, enabled=number < len(micro_batches) - 1):
-            logits = trainer.model(batch.images)
-            losses = cross_entropy(
-                logits, batch.labels, reduction="none", label_smoothing=config.training.label_smoothing
-            )
+            position = [config.training.seed, window.end, fabric.global_rank, number]
+            mixed = mix(batch, config.augment, np.random.default_rng(position))
+            losses = mixed.losses(trainer.model(mixed.images), config.training.label_smoothing)
             # Divided by the samples of the whole window, so that a small last micro-batch or rank weighs what
             # it holds. Strategies average over ranks: multiplying by their number turns that into the sum.
             loss = (losses * batch.weights).sum() / len(window.indices)
