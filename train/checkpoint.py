@@ -60,13 +60,15 @@ class CheckpointError(SlipwayError):
 class Progress:
     """How far training has come.
 
-    step: optimiser steps taken. cursor: samples consumed by all ranks. skipped: steps lost to overflow.
-    loss_scale: the GradScaler's state; empty where there is none.
+    step: optimiser steps taken. cursor: samples consumed by all ranks. skipped: steps lost to overflow, or to a
+    window without a good sample. bad_samples: of those consumed, how many could not be decoded. loss_scale: the
+    GradScaler's state; empty where there is none.
     """
 
     step: int = 0
     cursor: int = 0
     skipped: int = 0
+    bad_samples: int = 0
     loss_scale: dict[str, float] = field(default_factory=dict)
 
 

@@ -32,6 +32,9 @@ class DataConfig:
         0.15, "share of a folder without splits held out for the test", above=0, below=1
     )
     split_seed: int = option(0, "another seed draws another split", at_least=0)
+    on_bad_sample: Literal["error", "skip"] = option(
+        "error", "a training image that cannot be decoded: stop, or count it and let it weigh nothing"
+    )
     workers: int = option(2, "processes that decode and augment, per rank", at_least=0)
 
     def problems(self) -> Iterator[tuple[str, str]]:

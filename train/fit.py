@@ -92,6 +92,7 @@ def fit(config: Config, folder: ImageFolder) -> Path:
             logger.info("trained already: %s", run.directory)
         else:
             _train(trainer)
+        _say_what_was_skipped(trainer)
     machine.leave()
     return run.directory
 
@@ -172,7 +173,7 @@ def _open_outputs(trainer: Trainer, stack: ExitStack) -> Outputs:
 
 
 def _step(trainer: Trainer, window: Window, batches: Iterator[Batch], outputs: Outputs) -> bool:
-    """One optimiser step over one window of samples, or, on overflow, none at all.
+    """One optimiser step over one window of samples, or none at all: on overflow, or when no sample is good.
 
     Returns whether any rank was asked to stop.
     """
@@ -181,7 +182,12 @@ def _step(trainer: Trainer, window: Window, batches: Iterator[Batch], outputs: O
     _seed_step(config.training.seed, window.end, trainer.machine.fabric.global_rank)
     rate = learning_rate(progress.step, trainer.order.steps, config.optimizer)
     set_learning_rate(trainer.optimizer, rate)
-    loss, stopping = _accumulate_gradients(trainer, window, batches)
+    loss, bad, stopping = _accumulate_gradients(trainer, window, batches)
+    progress = replace(progress, bad_samples=progress.bad_samples + bad)
+    if bad == len(window.indices):  # nothing to learn from: as little moves as on overflow
+        trainer.optimizer.zero_grad()
+        trainer.progress = replace(progress, cursor=window.end, skipped=progress.skipped + 1)
+        return stopping
     norm = _clip(trainer)
     scaler = getattr(trainer.machine.precision, "scaler", None)
     # Both numbers are the same on every rank, so all decide alike.
@@ -208,16 +214,19 @@ def _step(trainer: Trainer, window: Window, batches: Iterator[Batch], outputs: O
     return stopping
 
 
-def _accumulate_gradients(trainer: Trainer, window: Window, batches: Iterator[Batch]) -> tuple[float, bool]:
-    """Leave the gradient of the window's mean loss in the model.
+def _accumulate_gradients(
+    trainer: Trainer, window: Window, batches: Iterator[Batch]
+) -> tuple[float, int, bool]:
+    """Leave the gradient of the mean loss over the window's good samples in the model.
 
-    Returns that loss, and whether any rank was asked to stop; both the same on every rank.
+    Returns that loss, how many samples were bad, and whether any rank was asked to stop; all the same on every rank.
     """
     config, fabric = trainer.config, trainer.machine.fabric
     micro_batches = trainer.order.micro_batches(
         window, config.training.accumulate, fabric.global_rank, fabric.world_size
     )
-    total = torch.zeros(2, device=fabric.device)
+    samples = len(window.indices)
+    total = torch.zeros(3, device=fabric.device)
     for number in range(len(micro_batches)):
         batch = next(batches).to(fabric.device)
         # Around every backward, also the last: Fabric leaves FSDP2's synchronisation off otherwise.
@@ -228,13 +237,24 @@ def _accumulate_gradients(trainer: Trainer, window: Window, batches: Iterator[Ba
             )
             # Divided by the samples of the whole window, so that a small last micro-batch or rank weighs what
             # it holds. Strategies average over ranks: multiplying by their number turns that into the sum.
-            loss = (losses * batch.weights).sum() / len(window.indices)
+            loss = (losses * batch.weights).sum() / samples
             fabric.backward(loss * fabric.world_size)
         total[0] += loss.detach()
-    # The wish to stop travels with the loss: agreeing on it costs no message of its own.
-    total[1] = trainer.stop.received is not None
-    loss_sum, wishes = trainer.machine.total(total).tolist()
-    return loss_sum, wishes > 0
+        total[1] += batch.weights.sum()
+    # The wish to stop and the number of good samples travel with the loss: agreeing on them costs no message.
+    total[2] = trainer.stop.received is not None
+    loss_sum, good, wishes = trainer.machine.total(total).tolist()
+    bad = samples - round(good)
+    if 0 < bad < samples:  # how many would be bad was known to no rank before
+        _scale_gradients(trainer.module, samples / good)
+        loss_sum *= samples / good
+    return loss_sum, bad, wishes > 0
+
+
+def _scale_gradients(module: nn.Module, factor: float) -> None:
+    for parameter in module.parameters():
+        if parameter.grad is not None:
+            parameter.grad.mul_(factor)
 
 
 def _clip(trainer: Trainer) -> float:
@@ -262,7 +282,11 @@ def _seed_step(seed: int, cursor: int, rank: int) -> None:
 def _batches(trainer: Trainer) -> Iterator[Batch]:
     config, fabric = trainer.config, trainer.machine.fabric
     samples = TrainingSamples(
-        trainer.folder, trainer.signature.preprocessing, config.augment, config.training.seed
+        trainer.folder,
+        trainer.signature.preprocessing,
+        config.augment,
+        config.training.seed,
+        config.data.on_bad_sample,
     )
     return training_batches(
         samples,
@@ -316,6 +340,17 @@ def _validate_weights(trainer: Trainer, outputs: Outputs, weights: Weights) -> N
         append_metrics(trainer.run, line)
         outputs.board.add_scalar(f"val/loss/{weights}", result.loss, progress.step)
         outputs.board.add_scalar(f"val/accuracy/{weights}", result.accuracy, progress.step)
+
+
+def _say_what_was_skipped(trainer: Trainer) -> None:
+    bad, seen = trainer.progress.bad_samples, trainer.progress.cursor
+    if bad and trainer.machine.is_first:
+        logger.warning(
+            "WARNING: %d of the %d samples that training drew could not be decoded and counted for nothing "
+            "(data.on_bad_sample: skip); `make data` names them all",
+            bad,
+            seen,
+        )
 
 
 def _stopped(trainer: Trainer) -> Preempted:
