@@ -39,7 +39,7 @@ from slipway import sealed
 from slipway.contract import Signature
 from slipway.errors import SlipwayError
 from train.config import Config
-from train.folder import ImageFolder
+from train.dataset import Dataset
 from train.hardware import Machine
 from train.runs import Run, read_metrics
 
@@ -158,7 +158,7 @@ def load_signature(directory: Path) -> Signature:
     return Signature.load(directory / "signature.json")
 
 
-def signature_for(config: Config, folder: ImageFolder) -> Signature:
+def signature_for(config: Config, folder: Dataset) -> Signature:
     """The contract of the model that this configuration trains on this data."""
     return Signature(
         name=config.run.name,

@@ -25,10 +25,10 @@ from slipway.errors import SlipwayError
 from train import checkpoint
 from train.checkpoint import Progress, Weights
 from train.config import Config
+from train.dataset import Dataset
 from train.display import Display, display
 from train.ema import Average
 from train.evaluate import score
-from train.folder import ImageFolder
 from train.hardware import Machine, launch
 from train.loader import Batch, PlainSamples, TrainingSamples, plain_batches, training_batches
 from train.model import build_model
@@ -50,7 +50,7 @@ class Trainer:
 
     config: Config
     run: Run
-    folder: ImageFolder
+    folder: Dataset
     machine: Machine
     signature: Signature
     order: Order
@@ -70,7 +70,7 @@ class Outputs:
     board: SummaryWriter | None
 
 
-def fit(config: Config, folder: ImageFolder) -> Path:
+def fit(config: Config, folder: Dataset) -> Path:
     """Train, or continue, or find finished, the run that `config` and `folder` determine; returns its directory.
 
     Raises:
@@ -97,7 +97,7 @@ def fit(config: Config, folder: ImageFolder) -> Path:
     return run.directory
 
 
-def _prepare(config: Config, run: Run, folder: ImageFolder, machine: Machine, stop: StopRequest) -> Trainer:
+def _prepare(config: Config, run: Run, folder: Dataset, machine: Machine, stop: StopRequest) -> Trainer:
     torch.manual_seed(config.training.seed)
     signature = checkpoint.signature_for(config, folder)
     module = build_model(config.model, len(folder.classes), signature.mean, signature.std)

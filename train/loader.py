@@ -3,20 +3,20 @@
 import logging
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from PIL import Image
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
+from torch.utils.data import Dataset as TorchDataset
 
 from slipway.contract import Preprocessing
 from slipway.preprocessing import ImageError, decode, preprocess
 from train.augment import augment, generator_for
 from train.config import AugmentConfig
-from train.folder import DataError, ImageFolder, Sample
+from train.dataset import DataError, Dataset
 from train.order import Draw, Order
 from train.preemption import leave_process_group
 from train.split import Split
@@ -55,7 +55,7 @@ class Batch:
         )
 
 
-class TrainingSamples(Dataset[_Item]):
+class TrainingSamples(TorchDataset[_Item]):
     """Augmented training images, asked for by `Draw`.
 
     on_bad_sample: `error` raises DataError for one that cannot be decoded. `skip` puts the next sample that can be
@@ -65,13 +65,13 @@ class TrainingSamples(Dataset[_Item]):
 
     def __init__(
         self,
-        folder: ImageFolder,
+        folder: Dataset,
         rules: Preprocessing,
         config: AugmentConfig,
         seed: int,
         on_bad_sample: Literal["error", "skip"] = "error",
     ) -> None:
-        self.root, self.samples = folder.root, folder.splits["train"]
+        self.folder, self.samples = folder, folder.splits["train"]
         self.rules, self.config, self.seed = rules, config, seed
         self.on_bad_sample = on_bad_sample
 
@@ -80,7 +80,7 @@ class TrainingSamples(Dataset[_Item]):
         try:
             image = self._decode(index)
         except ImageError as error:
-            problem = f"{self.root / self.samples[index].file}: {error}"
+            problem = f"{self.folder.where(self.samples[index])}: {error}"
             if self.on_bad_sample == "error":
                 raise DataError(problem) from error
             index, image = self._next_good(index)
@@ -99,17 +99,17 @@ class TrainingSamples(Dataset[_Item]):
         raise DataError(f"none of the {len(self.samples)} training images can be decoded")
 
     def _decode(self, index: int) -> Image.Image:
-        return decode(_read(self.root, self.samples[index]), self.rules)
+        return decode(self.folder.read(self.samples[index]), self.rules)
 
 
-class PlainSamples(Dataset[_Item]):
+class PlainSamples(TorchDataset[_Item]):
     """Images exactly as the server will see them, for validation, evaluation and parity.
 
     One that cannot be decoded is always an error: a score over fewer images is another score.
     """
 
-    def __init__(self, folder: ImageFolder, split: Split, rules: Preprocessing) -> None:
-        self.root, self.samples, self.rules = folder.root, folder.splits[split], rules
+    def __init__(self, folder: Dataset, split: Split, rules: Preprocessing) -> None:
+        self.folder, self.samples, self.rules = folder, folder.splits[split], rules
 
     def __len__(self) -> int:
         return len(self.samples)
@@ -117,9 +117,9 @@ class PlainSamples(Dataset[_Item]):
     def __getitem__(self, index: int) -> _Item:
         sample = self.samples[index]
         try:
-            return preprocess(_read(self.root, sample), self.rules), sample.label, 1.0, None
+            return preprocess(self.folder.read(sample), self.rules), sample.label, 1.0, None
         except ImageError as error:
-            raise DataError(f"{self.root / sample.file}: {error}") from error
+            raise DataError(f"{self.folder.where(sample)}: {error}") from error
 
 
 def training_batches(
@@ -159,7 +159,7 @@ def plain_batches(
     return _load(samples, indices, workers)
 
 
-def _load(samples: Dataset[_Item], batches: Iterable[list[Any]], workers: int) -> Iterator[Batch]:
+def _load(samples: TorchDataset[_Item], batches: Iterable[list[Any]], workers: int) -> Iterator[Batch]:
     # A plain DataLoader, not Fabric's wrapper: that one calls set_epoch with its own counter and would replay
     # epoch 0 after a restart.
     loader: DataLoader[_Item] = DataLoader(
@@ -177,7 +177,7 @@ def _load(samples: Dataset[_Item], batches: Iterable[list[Any]], workers: int) -
     except DataError as error:
         # From a worker process the sentence arrives at the end of that worker's traceback.
         raise DataError(
-            str(error).rstrip().splitlines()[-1].removeprefix("train.folder.DataError: ")
+            str(error).rstrip().splitlines()[-1].removeprefix("train.dataset.DataError: ")
         ) from None
 
 
@@ -193,7 +193,3 @@ def _collate(samples: list[_Item]) -> Batch:
         weights=torch.tensor(weights),
         bad=tuple(problem for problem in problems if problem is not None),
     )
-
-
-def _read(root: Path, sample: Sample) -> bytes:
-    return (root / sample.file).read_bytes()

@@ -10,7 +10,8 @@ from PIL import Image
 from slipway.contract import Preprocessing
 from tests.train.conftest import MakeFolder, data_config
 from train.config import AugmentConfig
-from train.folder import DataError, ImageFolder, read_folder
+from train.dataset import DataError, Dataset
+from train.folder import read_folder
 from train.loader import Batch, PlainSamples, TrainingSamples, plain_batches, training_batches
 from train.order import Order
 
@@ -18,7 +19,7 @@ RULES = Preprocessing(image_size=16, resize_size=16)
 
 
 def stream(
-    folder: ImageFolder, *, cursor: int = 0, rank: int = 0, world_size: int = 1, workers: int = 0
+    folder: Dataset, *, cursor: int = 0, rank: int = 0, world_size: int = 1, workers: int = 0
 ) -> list[Batch]:
     samples = TrainingSamples(folder, RULES, AugmentConfig(), seed=0)
     order = Order(
@@ -112,7 +113,7 @@ def test_undecodable_file_is_named(make_folder: MakeFolder, workers: int, damage
     assert "\n" not in str(caught.value)
 
 
-def skipping(folder: ImageFolder, **place: int) -> list[Batch]:
+def skipping(folder: Dataset, **place: int) -> list[Batch]:
     """As `stream`, but skipping, and in an order that does not depend on the files' contents."""
     samples = TrainingSamples(folder, RULES, AugmentConfig(), seed=0, on_bad_sample="skip")
     order = Order(samples=len(samples.samples), batch_size=6, epochs=2, seed=0, fingerprint="fixed")
