@@ -52,11 +52,10 @@ def _run(stage: str, config: Config, smoke: Path | None) -> Path | None:
     # Imported stage by stage: torch takes seconds, and `--help`, `data` and wrong options should answer at once.
     from train.sources import folder_of, read_dataset
 
-    if config.data.embedded == "digits":
-        from train.embedded import write_digits
+    if config.data.embedded:
+        from train.embedded import write_embedded
 
-        data = config.data
-        write_digits(data.root, data.val_fraction, data.test_fraction, data.split_seed)
+        write_embedded(config.data)
     folder = read_dataset(config.data)
     if stage == "data":
         from train.preflight import require_decodable

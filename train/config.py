@@ -36,7 +36,7 @@ class DataConfig:
     cache: Path = option(
         PROJECT_ROOT / "data" / ".cache", "indices of shards, and test images copied out of tables and shards"
     )
-    embedded: Literal["digits"] | None = option(
+    embedded: Literal["digits", "photos"] | None = option(
         None, "write this embedded data set to `root` first"
     )
     val_fraction: float = option(
