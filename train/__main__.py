@@ -10,7 +10,7 @@ from slipway.errors import UsageError
 from train.config import Config
 
 if TYPE_CHECKING:
-    from train.folder import ImageFolder
+    from train.dataset import Dataset
 
 COMMANDS = {
     "data": "write the embedded data set if asked to, and decode every image once to find bad ones",
@@ -51,25 +51,24 @@ def main(arguments: list[str]) -> Path | None:
 def _run(stage: str, config: Config, smoke: Path | None) -> Path | None:
     # Imported stage by stage: torch takes seconds, and `--help`, `data` and wrong options should answer at once.
     from train.debug import simplified
-    from train.folder import read_folder
+    from train.sources import folder_of, read_dataset
 
-    if config.data.embedded == "digits":
-        from train.embedded import write_digits
+    if config.data.embedded:
+        from train.embedded import write_embedded
 
-        data = config.data
-        write_digits(data.root, data.val_fraction, data.test_fraction, data.split_seed)
-    config, folder = simplified(config, read_folder(config.data))
+        write_embedded(config.data)
+    config, folder = simplified(config, read_dataset(config.data))
     if stage == "data":
         from train.preflight import require_decodable
 
         require_decodable(folder, config.image.preprocessing())
-        return config.data.root
+        return folder_of(folder, "test", config.data.cache)
     if stage == "fit":
         return _fit(config, folder)
     return _work_on_run(stage, config, folder, smoke)
 
 
-def _fit(config: Config, folder: "ImageFolder") -> Path | None:
+def _fit(config: Config, folder: "Dataset") -> Path | None:
     from lightning.fabric.utilities import rank_zero_only
 
     from train.fit import fit
@@ -78,7 +77,7 @@ def _fit(config: Config, folder: "ImageFolder") -> Path | None:
     return run if getattr(rank_zero_only, "rank", 0) == 0 else None
 
 
-def _work_on_run(stage: str, config: Config, folder: "ImageFolder", smoke: Path | None) -> Path:
+def _work_on_run(stage: str, config: Config, folder: "Dataset", smoke: Path | None) -> Path:
     """Evaluate, then export, then report, up to the stage asked for. What is sealed already is only looked up."""
     from train.evaluate import evaluate
     from train.runs import run_for
@@ -93,8 +92,10 @@ def _work_on_run(stage: str, config: Config, folder: "ImageFolder", smoke: Path 
     if stage == "export":
         return bundle
     from train.report import write_report
+    from train.sources import folder_of
 
-    return write_report(run.directory, config.data.root, evaluation, bundle, smoke)
+    images = folder_of(folder, "test", config.data.cache)
+    return write_report(run.directory, images, evaluation, bundle, smoke)
 
 
 if __name__ == "__main__":

@@ -39,7 +39,7 @@ from slipway import sealed
 from slipway.contract import Signature
 from slipway.errors import SlipwayError
 from train.config import Config
-from train.folder import ImageFolder
+from train.dataset import Dataset
 from train.hardware import Machine
 from train.runs import Run, read_metrics
 
@@ -61,13 +61,15 @@ class Progress:
     """How far training has come.
 
     step: optimiser steps taken. cursor: samples consumed by all ranks. skipped: steps that were not taken, because
-    of overflow or a bad loss. precision: what training really runs in. loss_average: over the last steps.
-    loss_scale: the GradScaler's state; empty where there is none.
+    of overflow, a bad loss, or a window without a good sample. bad_samples: of those consumed, how many could not be
+    decoded. precision: what training really runs in. loss_average: over the last steps. loss_scale: the GradScaler's
+    state; empty where there is none.
     """
 
     step: int = 0
     cursor: int = 0
     skipped: int = 0
+    bad_samples: int = 0
     precision: str = "32-true"
     loss_average: float | None = None
     loss_scale: dict[str, float] = field(default_factory=dict)
@@ -174,7 +176,7 @@ def load_signature(directory: Path) -> Signature:
     return Signature.load(directory / "signature.json")
 
 
-def signature_for(config: Config, folder: ImageFolder) -> Signature:
+def signature_for(config: Config, folder: Dataset) -> Signature:
     """The contract of the model that this configuration trains on this data."""
     return Signature(
         name=config.run.name,

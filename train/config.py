@@ -24,8 +24,22 @@ class RunConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class DataConfig:
-    root: Path = option(PROJECT_ROOT / "data", "image folder: <class>/*, or {train,val,test}/<class>/*")
-    embedded: Literal["digits"] | None = option(None, "write this embedded data set to `root` first")
+    source: Literal["folder", "manifest", "shards"] = option(
+        "folder", "what `root` is: a folder of images, a table of them (.csv, .parquet), a folder of *.tar"
+    )
+    root: Path = option(
+        PROJECT_ROOT / "data", "image folder (<class>/*, or {train,val,test}/<class>/*), table, or shards"
+    )
+    url: str | None = option(None, "s3://bucket/prefix of shards that lie there instead of in `root`")
+    classes: Path | None = option(
+        None, "file with a class a line, in the order of the model's outputs; null sorts the names found"
+    )
+    cache: Path = option(
+        PROJECT_ROOT / "data" / ".cache", "indices of shards, and test images copied out of tables and shards"
+    )
+    embedded: Literal["digits", "photos"] | None = option(
+        None, "write this embedded data set to `root` first"
+    )
     val_fraction: float = option(
         0.15, "share of a folder without splits held out for validation", above=0, below=1
     )
@@ -33,11 +47,18 @@ class DataConfig:
         0.15, "share of a folder without splits held out for the test", above=0, below=1
     )
     split_seed: int = option(0, "another seed draws another split", at_least=0)
+    on_bad_sample: Literal["error", "skip"] = option(
+        "error", "a training image that cannot be decoded: stop, or count it and let it weigh nothing"
+    )
     workers: int = option(2, "processes that decode and augment, per rank", at_least=0)
 
     def problems(self) -> Iterator[tuple[str, str]]:
         if self.val_fraction + self.test_fraction >= 1:
             yield "val_fraction", "and data.test_fraction leave nothing to train on"
+        if self.url is not None and (self.source != "shards" or not self.url.startswith("s3://")):
+            yield "url", "is for data.source: shards, and begins with s3://"
+        if self.embedded and self.source != "folder":
+            yield "embedded", "is written as an image folder; set data.source to folder"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,12 +4,12 @@ from dataclasses import replace
 
 from slipway import hashing
 from train.config import Config
-from train.folder import ImageFolder, Sample
+from train.dataset import Dataset, Sample
 
 OVERFIT_EPOCHS = 50
 
 
-def simplified(config: Config, folder: ImageFolder) -> tuple[Config, ImageFolder]:
+def simplified(config: Config, folder: Dataset) -> tuple[Config, Dataset]:
     """What `debug.mode` makes of a configuration and a data set; the same ones without it.
 
     one-batch: one step, one validation batch: does every part work at all? overfit: a single batch again and again,

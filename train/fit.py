@@ -23,10 +23,10 @@ from slipway.contract import Signature
 from train import checkpoint, execution, health, warm_start
 from train.checkpoint import Progress, Weights
 from train.config import Config
+from train.dataset import Dataset
 from train.display import Display, display
 from train.ema import Average
 from train.evaluate import score
-from train.folder import ImageFolder
 from train.hardware import Machine, launch
 from train.health import BadStep, DivergedError
 from train.instruments import instruments
@@ -61,7 +61,7 @@ class Trainer:
 
     config: Config
     run: Run
-    folder: ImageFolder
+    folder: Dataset
     machine: Machine
     signature: Signature
     order: Order
@@ -83,7 +83,7 @@ class Outputs:
     profiler: torch.profiler.profile | None = None
 
 
-def fit(config: Config, folder: ImageFolder) -> Path:
+def fit(config: Config, folder: Dataset) -> Path:
     """Train, or continue, or find finished, the run that `config` and `folder` determine; returns its directory.
 
     Raises:
@@ -107,12 +107,13 @@ def fit(config: Config, folder: ImageFolder) -> Path:
             logger.info("trained already: %s", run.directory)
         else:
             _train(trainer)
+        _say_what_was_skipped(trainer)
     machine.leave()
     return run.directory
 
 
 def _prepare(
-    config: Config, run: Run, folder: ImageFolder, machine: Machine, stop: StopRequest, *, is_new: bool
+    config: Config, run: Run, folder: Dataset, machine: Machine, stop: StopRequest, *, is_new: bool
 ) -> Trainer:
     torch.manual_seed(config.training.seed)
     signature = checkpoint.signature_for(config, folder)
@@ -215,13 +216,18 @@ def _step(trainer: Trainer, window: Window, batches: Iterator[Batch], outputs: O
     """
     config, progress = trainer.config, trainer.progress
     if window.end in trainer.order.avoided:
-        trainer.progress = replace(progress, cursor=window.end, skipped=progress.skipped + 1)
+        _pass_over(trainer, window)
         return False
     _seed_step(config.training.seed, window.end, trainer.machine.fabric.global_rank)
     rate = learning_rate(progress.step, trainer.order.steps, config.optimizer)
     set_learning_rate(trainer.optimizer, rate)
     statistics = _batch_statistics(trainer)
-    loss, stopping = _accumulate_gradients(trainer, window, batches)
+    loss, bad, stopping = _accumulate_gradients(trainer, window, batches)
+    trainer.progress = progress = replace(progress, bad_samples=progress.bad_samples + bad)
+    if bad == len(window.indices):  # nothing to learn from
+        trainer.optimizer.zero_grad()
+        _pass_over(trainer, window)
+        return stopping
     norm = _clip(trainer)
     layers = _layer_norms(trainer)
     scaler = getattr(trainer.machine.precision, "scaler", None)
@@ -278,8 +284,15 @@ def _answer(trainer: Trainer, window: Window, problem: str, statistics: list[tor
     scaler = getattr(trainer.machine.precision, "scaler", None)
     if scaler:
         scaler.update()  # it was asked to unscale, and waits to hear how that went
+        trainer.progress = replace(progress, loss_scale=trainer.machine.precision.state_dict())
     for buffer, before in zip(trainer.module.buffers(), statistics, strict=True):
         buffer.copy_(before)
+    _pass_over(trainer, window)
+
+
+def _pass_over(trainer: Trainer, window: Window) -> None:
+    """Nothing but the position in the data moves."""
+    progress = trainer.progress
     trainer.progress = replace(progress, cursor=window.end, skipped=progress.skipped + 1)
 
 
@@ -305,16 +318,19 @@ def _batch_statistics(trainer: Trainer) -> list[torch.Tensor]:
     return [buffer.clone() for buffer in trainer.module.buffers()]
 
 
-def _accumulate_gradients(trainer: Trainer, window: Window, batches: Iterator[Batch]) -> tuple[float, bool]:
-    """Leave the gradient of the window's mean loss in the model.
+def _accumulate_gradients(
+    trainer: Trainer, window: Window, batches: Iterator[Batch]
+) -> tuple[float, int, bool]:
+    """Leave the gradient of the mean loss over the window's good samples in the model.
 
-    Returns that loss, and whether any rank was asked to stop; both the same on every rank.
+    Returns that loss, how many samples were bad, and whether any rank was asked to stop; all the same on every rank.
     """
     config, fabric = trainer.config, trainer.machine.fabric
     micro_batches = trainer.order.micro_batches(
         window, config.training.accumulate, fabric.global_rank, fabric.world_size
     )
-    total = torch.zeros(2, device=fabric.device)
+    samples = len(window.indices)
+    total = torch.zeros(3, device=fabric.device)
     for number in range(len(micro_batches)):
         batch = next(batches).to(fabric.device, channels_last=config.hardware.channels_last)
         # Around every backward, also the last: Fabric leaves FSDP2's synchronisation off otherwise.
@@ -324,13 +340,24 @@ def _accumulate_gradients(trainer: Trainer, window: Window, batches: Iterator[Ba
             losses = mixed.losses(trainer.model(mixed.images), config.training.label_smoothing)
             # Divided by the samples of the whole window, so that a small last micro-batch or rank weighs what
             # it holds. Strategies average over ranks: multiplying by their number turns that into the sum.
-            loss = (losses * batch.weights).sum() / len(window.indices)
+            loss = (losses * batch.weights).sum() / samples
             fabric.backward(loss * fabric.world_size)
         total[0] += loss.detach()
-    # The wish to stop travels with the loss: agreeing on it costs no message of its own.
-    total[1] = trainer.stop.received is not None
-    loss_sum, wishes = trainer.machine.total(total).tolist()
-    return loss_sum, wishes > 0
+        total[1] += batch.weights.sum()
+    # The wish to stop and the number of good samples travel with the loss: agreeing on them costs no message.
+    total[2] = trainer.stop.received is not None
+    loss_sum, good, wishes = trainer.machine.total(total).tolist()
+    bad = samples - round(good)
+    if 0 < bad < samples:  # how many would be bad was known to no rank before
+        _scale_gradients(trainer.module, samples / good)
+        loss_sum *= samples / good
+    return loss_sum, bad, wishes > 0
+
+
+def _scale_gradients(module: nn.Module, factor: float) -> None:
+    for parameter in module.parameters():
+        if parameter.grad is not None:
+            parameter.grad.mul_(factor)
 
 
 def _clip(trainer: Trainer) -> float:
@@ -358,7 +385,11 @@ def _seed_step(seed: int, cursor: int, rank: int) -> None:
 def _batches(trainer: Trainer) -> Iterator[Batch]:
     config, fabric = trainer.config, trainer.machine.fabric
     samples = TrainingSamples(
-        trainer.folder, trainer.signature.preprocessing, config.augment, config.training.seed
+        trainer.folder,
+        trainer.signature.preprocessing,
+        config.augment,
+        config.training.seed,
+        config.data.on_bad_sample,
     )
     return training_batches(
         samples,
@@ -413,6 +444,17 @@ def _validate_weights(trainer: Trainer, outputs: Outputs, weights: Weights) -> N
         append_metrics(trainer.run, {**line, "loss": result.loss, "accuracy": result.accuracy})
         outputs.board.add_scalar(f"val/loss/{weights}", result.loss, progress.step)
         outputs.board.add_scalar(f"val/accuracy/{weights}", result.accuracy, progress.step)
+
+
+def _say_what_was_skipped(trainer: Trainer) -> None:
+    bad, seen = trainer.progress.bad_samples, trainer.progress.cursor
+    if bad and trainer.machine.is_first:
+        logger.warning(
+            "WARNING: %d of the %d samples that training drew could not be decoded and counted for nothing "
+            "(data.on_bad_sample: skip); `make data` names them all",
+            bad,
+            seen,
+        )
 
 
 def _stopped(trainer: Trainer) -> Preempted:

@@ -11,14 +11,14 @@ from rich.progress import track
 
 from slipway.contract import Preprocessing
 from slipway.preprocessing import ImageError, decode
-from train.folder import DataError, ImageFolder, Sample
+from train.dataset import DataError, Dataset, Sample
 
 SHOWN = 20
 
 logger = logging.getLogger(__name__)
 
 
-def require_decodable(folder: ImageFolder, rules: Preprocessing) -> None:
+def require_decodable(folder: Dataset, rules: Preprocessing) -> None:
     """Decode every file of every split, on all cores.
 
     Fully, because a check of headers passes a truncated file (case A07). Raises DataError naming each bad file with
@@ -35,7 +35,7 @@ def require_decodable(folder: ImageFolder, rules: Preprocessing) -> None:
     logger.info("%d images of %d classes decode", _count(folder), len(folder.classes))
 
 
-def _problems(folder: ImageFolder, rules: Preprocessing) -> Iterator[str]:
+def _problems(folder: Dataset, rules: Preprocessing) -> Iterator[str]:
     samples = [sample for split in folder.splits.values() for sample in split]
     # Threads are enough: Pillow decodes without holding Python's lock.
     with ThreadPoolExecutor(os.cpu_count()) as pool:
@@ -53,14 +53,15 @@ def _problems(folder: ImageFolder, rules: Preprocessing) -> Iterator[str]:
                 yield problem
 
 
-def _problem(folder: ImageFolder, rules: Preprocessing, sample: Sample) -> str | None:
-    path = folder.root / sample.file
+def _problem(folder: Dataset, rules: Preprocessing, sample: Sample) -> str | None:
     try:
-        decode(path.read_bytes(), rules)
-    except (ImageError, OSError) as error:
-        return f"{path}: {error}"
+        decode(folder.read(sample), rules)
+    except ImageError as error:
+        return f"{folder.where(sample)}: {error}"
+    except DataError as error:
+        return str(error)
     return None
 
 
-def _count(folder: ImageFolder) -> int:
+def _count(folder: Dataset) -> int:
     return sum(len(samples) for samples in folder.splits.values())

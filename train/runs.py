@@ -21,7 +21,7 @@ from slipway.paths import PROJECT_ROOT
 from slipway.sealed import write_json
 from slipway.source import code_hash
 from train.config import Config
-from train.folder import ImageFolder
+from train.dataset import Dataset
 from train.hardware import Machine
 
 LOCK = PROJECT_ROOT / "requirements" / "train.lock"
@@ -50,7 +50,7 @@ class Run:
         return self.directory / "metrics.jsonl"
 
 
-def run_for(config: Config, folder: ImageFolder) -> Run:
+def run_for(config: Config, folder: Dataset) -> Run:
     """The run that this configuration, data set, code and lock determine. Nothing is created.
 
     Raises SealError if `model.start_from` is not a sealed directory.
@@ -59,7 +59,7 @@ def run_for(config: Config, folder: ImageFolder) -> Run:
     # Where things lie, what trains and what happens afterwards do not change what is trained.
     for section in ("run", "hardware", "export"):
         del settings[section]
-    for option in ("root", "embedded", "workers"):
+    for option in ("source", "root", "url", "classes", "cache", "embedded", "workers"):
         del settings["data"][option]
     if start := config.model.start_from:
         settings["model"]["start_from"] = sealed.read_manifest(start).seal
@@ -75,7 +75,7 @@ def run_for(config: Config, folder: ImageFolder) -> Run:
     return Run(directory=config.run.directory / f"{config.run.name}-{inputs[:8]}", inputs=inputs)
 
 
-def describe(run: Run, config: Config, folder: ImageFolder, machine: Machine) -> None:
+def describe(run: Run, config: Config, folder: Dataset, machine: Machine) -> None:
     """Write `config.yaml` (every value, resolved) and `environment.json`."""
     run.directory.mkdir(parents=True, exist_ok=True)
     (run.directory / "config.yaml").write_text(configuration.to_yaml(config), encoding="utf-8")
@@ -137,7 +137,7 @@ def forget_metrics_after(run: Run, cursor: int) -> None:
     temporary.replace(run.metrics)
 
 
-def _launched(config: Config, folder: ImageFolder, machine: Machine) -> dict[str, Any]:
+def _launched(config: Config, folder: Dataset, machine: Machine) -> dict[str, Any]:
     on_cuda = machine.device.type == "cuda"
     device = torch.cuda.get_device_name(machine.device) if on_cuda else platform.machine()
     return {

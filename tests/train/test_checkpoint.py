@@ -10,12 +10,13 @@ from tests.train.conftest import MakeConfig, MakeFolder
 from train import checkpoint
 from train.checkpoint import CheckpointError, Choice, Progress, tensors_of
 from train.config import Config, HardwareConfig, TrainingConfig
-from train.folder import ImageFolder, read_folder
+from train.dataset import Dataset
+from train.folder import read_folder
 from train.hardware import Machine, launch
 from train.model import build_model
 from train.runs import Run, append_metrics, run_for
 
-Setting = tuple[Config, ImageFolder, Run]
+Setting = tuple[Config, Dataset, Run]
 
 
 @pytest.fixture

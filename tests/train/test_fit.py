@@ -3,6 +3,7 @@ import math
 import os
 import shutil
 import signal
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,8 @@ from train.checkpoint import Progress
 from train.config import Config, HardwareConfig, TrainingConfig
 from train.display import _Silence
 from train.fit import Outputs, Trainer, fit
-from train.folder import ImageFolder, Sample, read_folder
+from train.dataset import Dataset, Sample
+from train.folder import Files, read_folder
 from train.hardware import launch
 from train.health import DivergedError, bad_steps
 from train.loader import Batch
@@ -188,8 +190,8 @@ def trainer_for(config: Config, tmp_path: Path, module: nn.Module, samples: int,
     return Trainer(
         config=config,
         run=Run(directory=tmp_path, inputs=""),
-        folder=ImageFolder(
-            root=tmp_path,
+        folder=Dataset(
+            storage=Files(tmp_path),
             classes=("ant", "bee", "cat"),
             splits={"train": tuple(Sample(file=f"{n}.png", sha256="", label=0) for n in range(samples))},
             fingerprint="fixed",
@@ -239,11 +241,97 @@ def test_accumulated_gradient_is_that_of_the_whole_window(
     expected = nn.functional.cross_entropy(reference(images), labels)
     expected.backward()
     window = next(trainer.order.windows(0))
-    loss, _ = loop._accumulate_gradients(
+    loss, _, _ = loop._accumulate_gradients(
         trainer, window, iter(data_for(trainer.order, accumulate, images, labels))
     )
     assert loss == pytest.approx(expected.item(), abs=1e-6)
     assert torch.allclose(module.linear.weight.grad, reference.linear.weight.grad, atol=1e-6)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("precision", ["32-true", "16-mixed"])
+@pytest.mark.parametrize("accumulate", [1, 2, 4])
+def test_gradient_is_the_mean_over_good_samples(
+    make_config: MakeConfig,
+    tmp_path: Path,
+    pictures: tuple[torch.Tensor, torch.Tensor],
+    accumulate: int,
+    precision: str,
+) -> None:
+    """Case A07: as if the window had never held the bad ones. With 4 micro-batches, one is bad as a whole."""
+    images, labels = pictures
+    config = make_config(tmp_path, training__batch_size="8", training__accumulate=str(accumulate))
+    module, reference = Linear(), Linear()
+    trainer = trainer_for(config, tmp_path, module, samples=7, precision=precision)
+    batches = data_for(trainer.order, accumulate, images, labels)[:accumulate]
+    weights = torch.tensor([1.0, 1.0, 0.0, 0.0, 1.0, 1.0, 1.0]).split(
+        [len(batch.labels) for batch in batches]
+    )
+    batches = [replace(batch, weights=own) for batch, own in zip(batches, weights, strict=True)]
+    indices = torch.tensor(next(trainer.order.windows(0)).indices)[torch.cat(weights) > 0]
+    expected = nn.functional.cross_entropy(reference(images[indices]), labels[indices])
+    expected.backward()
+    loss, bad, _ = loop._accumulate_gradients(trainer, next(trainer.order.windows(0)), iter(batches))
+    scaler = getattr(trainer.machine.precision, "scaler", None)
+    gradient = module.linear.weight.grad / (scaler.get_scale() if scaler else 1)  # type: ignore[operator]
+    assert bad == 2
+    assert loss == pytest.approx(expected.item(), abs=2e-3 if scaler else 1e-6)
+    assert torch.allclose(gradient, reference.linear.weight.grad, atol=2e-3 if scaler else 1e-6)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("precision", ["32-true", "16-mixed"])
+def test_window_without_a_good_sample_moves_nothing_but_the_cursor(
+    make_config: MakeConfig, tmp_path: Path, pictures: tuple[torch.Tensor, torch.Tensor], precision: str
+) -> None:
+    """Not even by weight decay and momentum; and the next window is trained on as usual."""
+    images, labels = pictures
+    config = make_config(tmp_path, training__batch_size="8")
+    module = Linear()
+    trainer = trainer_for(config, tmp_path, module, samples=7, precision=precision)
+    before = module.linear.weight.detach().clone()
+    first, second, *_ = data_for(trainer.order, 1, images, labels)
+    batches = iter([replace(first, weights=torch.zeros(7)), second])
+    windows = trainer.order.windows(0)
+    loop._step(trainer, next(windows), batches, SILENT)
+    progress = trainer.progress
+    assert (progress.step, progress.cursor, progress.skipped, progress.bad_samples) == (0, 7, 1, 7)
+    assert torch.equal(module.linear.weight, before)
+    loop._step(trainer, next(windows), batches, SILENT)
+    assert (trainer.progress.step, trainer.progress.cursor, trainer.progress.bad_samples) == (1, 14, 7)
+    assert not torch.equal(module.linear.weight, before)
+
+
+def test_run_that_skips_samples_resumes_exactly_and_says_how_many(
+    make_folder: MakeFolder,
+    make_config: MakeConfig,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Case A07, with batch statistics and dropout, stopped in mid-epoch."""
+    root = make_folder()
+    for name in ("ant/2.png", "cat/0.png"):
+        path = root / "train" / name
+        path.write_bytes(path.read_bytes()[:-20])
+    options = {"data__on_bad_sample": "skip", "training__checkpoint_every": "1", "training__accumulate": "2"}
+    straight = make_config(root, **options)
+    folder = read_folder(straight.data)
+    never_stopped = fit(straight, folder)
+    stopped = make_config(root, **options, run__directory=str(tmp_path / "other"))
+    step = loop._step
+
+    def step_and_stop(trainer: Trainer, *arguments: Any) -> bool:
+        return step(trainer, *arguments) or trainer.progress.step == 4
+
+    monkeypatch.setattr(loop, "_step", step_and_stop)
+    with pytest.raises(Preempted):
+        fit(stopped, folder)
+    monkeypatch.setattr(loop, "_step", step)
+    caplog.clear()
+    resumed = fit(stopped, folder)
+    assert "4 of the 42 samples that training drew could not be decoded" in caplog.text
+    assert without_speed(resumed) == without_speed(never_stopped)
+    assert_bit_equal(final_state(resumed), final_state(never_stopped))
+    assert final_state(resumed)["progress"]["bad_samples"] == 4
 
 
 @pytest.mark.parametrize("scale", [1.0, 1024.0, 65536.0])
@@ -416,9 +504,9 @@ def poison(monkeypatch: pytest.MonkeyPatch, *ends: int) -> None:
     """Make the loss of the windows that end at these cursors NaN, behind a forward that moved batch statistics."""
     accumulate = loop._accumulate_gradients
 
-    def poisoned(trainer: Trainer, window: Window, batches: Any) -> tuple[float, bool]:
-        loss, stopping = accumulate(trainer, window, batches)
-        return (math.nan if window.end in ends else loss), stopping
+    def poisoned(trainer: Trainer, window: Window, batches: Any) -> tuple[float, int, bool]:
+        loss, bad, stopping = accumulate(trainer, window, batches)
+        return (math.nan if window.end in ends else loss), bad, stopping
 
     monkeypatch.setattr(loop, "_accumulate_gradients", poisoned)
 

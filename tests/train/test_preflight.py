@@ -5,7 +5,8 @@ from PIL import Image
 
 from slipway.contract import Preprocessing
 from tests.train.conftest import MakeFolder, data_config
-from train.folder import DataError, read_folder
+from train.dataset import DataError
+from train.folder import read_folder
 from train.preflight import require_decodable
 
 RULES = Preprocessing(image_size=16, resize_size=16)
