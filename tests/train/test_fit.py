@@ -17,9 +17,9 @@ from train import checkpoint
 from train import fit as loop
 from train.checkpoint import Progress
 from train.config import Config, HardwareConfig, TrainingConfig
+from train.dataset import Dataset, Sample
 from train.display import _Silence
 from train.fit import Outputs, Trainer, fit
-from train.dataset import Dataset, Sample
 from train.folder import Files, read_folder
 from train.hardware import launch
 from train.health import DivergedError, bad_steps
