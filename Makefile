@@ -5,6 +5,7 @@ PYTHON ?= python3.11
 CONFIG ?= configs/digits.yaml
 ARGS ?=
 IMAGE ?=
+N ?= 100000
 
 ENVIRONMENT = "$(PYTHON)" scripts/environment.py
 TRAIN_PYTHON = .venv/train/bin/python
@@ -15,13 +16,13 @@ OPTIONS = --config "$(CONFIG)" $(ARGS)
 
 .DEFAULT_GOAL := help
 .PHONY: help setup data train evaluate export publish serve smoke predict report pipeline \
-	test test-fast chaos-train lint format lock clean distclean \
+	test test-fast chaos-train equivalence fuzz-preprocessing lint format lock clean distclean \
 	python train-environment serve-environment server dev-environments
 
 help: ## Show this help
 	@echo 'make TARGET [CONFIG=configs/….yaml] [ARGS="--optimizer.lr 0.1 …"] [PYTHON=python3.11]'
 	@echo
-	@awk 'BEGIN { FS = ":.*## " } /^[a-z][a-z-]*:.*## / { printf "  %-11s %s\n", $$1, $$2 }' Makefile
+	@awk 'BEGIN { FS = ":.*## " } /^[a-z][a-z-]*:.*## / { printf "  %-18s %s\n", $$1, $$2 }' Makefile
 
 pipeline: train-environment server ## The main job: data, train, evaluate, export, publish, serve, smoke, report
 	@"$(PYTHON)" scripts/pipeline.py $(OPTIONS)
@@ -69,6 +70,12 @@ test-fast: dev-environments ## Run the tests that start no real training and no 
 
 chaos-train: dev-environments ## Kill real training 52 times at random moments; it must not lose or repeat a step
 	@$(TRAIN_PYTHON) -m pytest tests/integration/test_kill_anywhere.py --kills 13 --timeout 3600 -s $(ARGS)
+
+equivalence: dev-environments ## Train in every combination of strategy, compilation, micro-batches and precision
+	@$(TRAIN_PYTHON) -m pytest tests/integration/test_equivalence.py --whole-matrix $(ARGS)
+
+fuzz-preprocessing: serve-environment ## Feed N damaged images to preprocessing: they are read, or refused in words
+	@$(SERVE_PYTHON) -m tests.slipway.fuzz $(N)
 
 lint: dev-environments ## Check locks, style and types
 	@$(SERVE_PYTHON) scripts/lock.py --check

@@ -10,7 +10,7 @@ from slipway.errors import UsageError
 from train.config import Config
 
 if TYPE_CHECKING:
-    from train.folder import ImageFolder
+    from train.dataset import Dataset
 
 COMMANDS = {
     "data": "write the embedded data set if asked to, and check, measure, split or show the images",
@@ -64,24 +64,25 @@ def _add_actions(parser: argparse.ArgumentParser) -> None:
 
 def _run(stage: str, config: Config, chosen: argparse.Namespace) -> Path | None:
     # Imported stage by stage: torch takes seconds, and `--help`, `data` and wrong options should answer at once.
-    from train.folder import read_folder
+    from train.debug import simplified
+    from train.sources import read_dataset
 
-    if config.data.embedded == "digits":
-        from train.embedded import write_digits
+    if config.data.embedded:
+        from train.embedded import write_embedded
 
-        data = config.data
-        write_digits(data.root, data.val_fraction, data.test_fraction, data.split_seed)
-    folder = read_folder(config.data)
+        write_embedded(config.data)
+    whole = read_dataset(config.data)
+    config, folder = simplified(config, whole)
     if stage == "data":
         from train.data_actions import act
 
-        return act(chosen.action, config, folder, chosen.to)
+        return act(chosen.action, config, whole, chosen.to)
     if stage == "fit":
         return _fit(config, folder)
     return _work_on_run(stage, config, folder, getattr(chosen, "smoke", None))
 
 
-def _fit(config: Config, folder: "ImageFolder") -> Path | None:
+def _fit(config: Config, folder: "Dataset") -> Path | None:
     from lightning.fabric.utilities import rank_zero_only
 
     from train.fit import fit
@@ -90,7 +91,7 @@ def _fit(config: Config, folder: "ImageFolder") -> Path | None:
     return run if getattr(rank_zero_only, "rank", 0) == 0 else None
 
 
-def _work_on_run(stage: str, config: Config, folder: "ImageFolder", smoke: Path | None) -> Path:
+def _work_on_run(stage: str, config: Config, folder: "Dataset", smoke: Path | None) -> Path:
     """Evaluate, then export, then report, up to the stage asked for. What is sealed already is only looked up."""
     from train.evaluate import evaluate
     from train.runs import run_for
@@ -105,8 +106,10 @@ def _work_on_run(stage: str, config: Config, folder: "ImageFolder", smoke: Path 
     if stage == "export":
         return bundle
     from train.report import write_report
+    from train.sources import folder_of
 
-    return write_report(run.directory, config.data.root, evaluation, bundle, smoke)
+    images = folder_of(folder, "test", config.data.cache)
+    return write_report(run.directory, images, evaluation, bundle, smoke)
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
-"""What `python -m train data` does: check | stats | split | show. Each returns the path of what it made or checked."""
+"""What `python -m train data` does: check | stats | split | show. Each returns a path."""
 
 import csv
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Literal
 
 from rich.console import Console
@@ -11,20 +11,22 @@ from rich.console import Console
 from slipway import sealed
 from slipway.errors import SlipwayError, UsageError
 from train.config import Config
+from train.dataset import DataError, Dataset, Sample
 from train.doctor import Diagnosis, diagnose, findings, require_healthy, to_record
 from train.doctor_page import write_data_page
 from train.doctor_tables import print_tables
-from train.examine import examine, read_sample
-from train.folder import ImageFolder
-from train.split import SPLITS
+from train.examine import examine
+from train.folder import Files
+from train.sources import folder_of
+from train.split import SPLITS, Split
 
 KIND = "split"
 
 Action = Literal["check", "stats", "split", "show"]
 
 
-def act(action: Action, config: Config, folder: ImageFolder, to: Path | None) -> Path:
-    """to: where `split` copies the images to.
+def act(action: Action, config: Config, folder: Dataset, to: Path | None) -> Path:
+    """`check` returns a folder of the test images, the others what they made. to: where `split` copies all images to.
 
     Raises:
         DataError: `check` found what must not be trained on.
@@ -40,11 +42,11 @@ def act(action: Action, config: Config, folder: ImageFolder, to: Path | None) ->
         return _stats(config, diagnosis)
     if action == "show":
         return write_data_page(_made(config, "doctor.html"), config, folder, diagnosis)
-    require_healthy(diagnosis, folder.root, config.doctor)
-    return folder.root
+    require_healthy(diagnosis, config, folder.storage.where)
+    return folder_of(folder, "test", config.data.cache)
 
 
-def write_split(path: Path, folder: ImageFolder) -> Path:
+def write_split(path: Path, folder: Dataset) -> Path:
     """One line a file: split, class, path relative to the root, SHA-256."""
     with _writing(path), path.open("w", encoding="utf-8", newline="") as file:
         table = csv.writer(file, lineterminator="\n")
@@ -55,30 +57,40 @@ def write_split(path: Path, folder: ImageFolder) -> Path:
     return path
 
 
-def copy_split(to: Path, folder: ImageFolder) -> Path:
+def copy_split(to: Path, folder: Dataset) -> Path:
     """Copy every image to `to`/<split>/<class>/*, all or nothing: an ordinary folder with splits of its own.
 
     Copies, because a sealed directory is read-only and a link would make the originals so.
     """
-    if to.resolve().is_relative_to(folder.root.resolve()):
-        raise UsageError(f"{to}: lies inside {folder.root}, where it would be taken for a class")
-    has_splits = (folder.root / "train").is_dir()
+    root = folder.storage.root if isinstance(folder.storage, Files) else None
+    if root and to.resolve().is_relative_to(root.resolve()):
+        raise UsageError(f"{to}: lies inside {root}, where it would be taken for a class")
     with sealed.stage(to, kind=KIND, inputs=folder.fingerprint) as staging:
         for split, samples in folder.splits.items():
             for sample in samples:
-                path = staging / ("" if has_splits else split) / sample.file
+                path = staging / _place_in_copy(split, folder.classes[sample.label], sample)
+                if path.exists():
+                    raise DataError(f"{folder.where(sample)}: two images would be copied to one place")
                 path.parent.mkdir(parents=True, exist_ok=True)
-                path.write_bytes(read_sample(folder, sample))
+                path.write_bytes(folder.read(sample))
     return to
 
 
-def _diagnosed(config: Config, folder: ImageFolder) -> Diagnosis:
+def _place_in_copy(split: Split, name: str, sample: Sample) -> PurePosixPath:
+    """<split>/<class>/ and what the file's own path has below them, if it has them."""
+    parts = PurePosixPath(sample.file).parts
+    for known in (split, name):
+        parts = parts[1:] if len(parts) > 1 and parts[0] == known else parts
+    return PurePosixPath(split, name, *parts)
+
+
+def _diagnosed(config: Config, folder: Dataset) -> Diagnosis:
     found = examine(folder, config.image.preprocessing(), config.run.directory / ".examined")
     return diagnose(folder, found, config.image.size)
 
 
 def _stats(config: Config, diagnosis: Diagnosis) -> Path:
-    worth_a_word = findings(diagnosis, Path(), config.doctor)
+    worth_a_word = findings(diagnosis, config)
     print_tables(diagnosis, worth_a_word, Console(stderr=True))
     path = _made(config, "doctor.json")
     with _writing(path):

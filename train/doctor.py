@@ -5,18 +5,17 @@ This file finds and judges; `examine.py` looks at the files, `doctor_tables.py` 
 
 import logging
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from train.charts import LOG_FROM
-from train.config import DoctorConfig
+from train.config import Config
+from train.dataset import DataError, Dataset
 from train.duplicates import alike
-from train.folder import DataError, ImageFolder
 from train.image_facts import Facts, Refusal, colour_statistics
 from train.split import SPLITS, Split
 
@@ -28,6 +27,9 @@ IMBALANCE = 10.0
 
 BINS = 24
 """Bars of a histogram."""
+
+Where = Callable[[str], str]
+"""From a file of the data set to how a person is told of it."""
 
 logger = logging.getLogger(__name__)
 
@@ -109,14 +111,14 @@ class Diagnosis:
 class Finding:
     """All that was found of one kind. title: what, and how many. examples: a line each. advice: what to do."""
 
-    kind: Literal["refused", "leaks", "contradictions", "near_leaks", "imbalance"]
+    kind: Literal["refused", "skipped", "leaks", "contradictions", "near_leaks", "imbalance"]
     severity: Literal["error", "warn"]
     title: str
     examples: Sequence[str]
     advice: str
 
 
-def diagnose(folder: ImageFolder, found: Mapping[str, Facts | Refusal], image_size: int) -> Diagnosis:
+def diagnose(folder: Dataset, found: Mapping[str, Facts | Refusal], image_size: int) -> Diagnosis:
     """found: what each content is, by its SHA-256, from `examine`. image_size: side of the model input, pixels."""
     places: dict[str, list[Place]] = defaultdict(list)
     counts: dict[Split, dict[str, int]] = {split: dict.fromkeys(folder.classes, 0) for split in SPLITS}
@@ -151,23 +153,16 @@ def diagnose(folder: ImageFolder, found: Mapping[str, Facts | Refusal], image_si
     )
 
 
-def findings(diagnosis: Diagnosis, root: Path, policy: DoctorConfig) -> list[Finding]:
-    """What somebody should know, errors first. root: what the files are relative to, to name them whole."""
+def findings(diagnosis: Diagnosis, config: Config, where: Where = str) -> list[Finding]:
+    """What somebody should know, errors first. Files are named as `where` says; by default, as the data set does."""
+    policy = config.doctor
     found = [
-        Finding(
-            kind="refused",
-            severity="error",
-            title=f"images that cannot be used: {len(diagnosis.refused):,}",
-            examples=[
-                f"{root / place.file}: {code}: {reason}" for place, (code, reason) in diagnosis.refused
-            ],
-            advice="mend or remove them",
-        ),
+        *_about_files(diagnosis, config, where),
         Finding(
             kind="leaks",
             severity=policy.leaks,
             title=f"images in more than one split: {len(diagnosis.leaks()):,}",
-            examples=[_same(root, places) for places in diagnosis.leaks()],
+            examples=[_same(where, places) for places in diagnosis.leaks()],
             advice="keep each in one split, or the figures of the others are not to be trusted "
             "(--doctor.leaks warn lets them pass)",
         ),
@@ -175,7 +170,7 @@ def findings(diagnosis: Diagnosis, root: Path, policy: DoctorConfig) -> list[Fin
             kind="contradictions",
             severity=policy.contradictions,
             title=f"images under more than one class: {len(diagnosis.contradictions()):,}",
-            examples=[_same(root, places) for places in diagnosis.contradictions()],
+            examples=[_same(where, places) for places in diagnosis.contradictions()],
             advice="keep each under the one that is right",
         ),
         Finding(
@@ -183,7 +178,7 @@ def findings(diagnosis: Diagnosis, root: Path, policy: DoctorConfig) -> list[Fin
             severity=policy.near_leaks,
             title=f"pairs that look alike, in different splits: {len(diagnosis.near_leaks()):,}",
             examples=[
-                f"{root / pair.first.file} and {root / pair.second.file}" for pair in diagnosis.near_leaks()
+                f"{where(pair.first.file)} and {where(pair.second.file)}" for pair in diagnosis.near_leaks()
             ],
             advice="look at each; frames of one film or pictures of one thing belong in one split",
         ),
@@ -211,15 +206,38 @@ def to_record(diagnosis: Diagnosis, worth_a_word: Sequence[Finding]) -> dict[str
     }
 
 
-def require_healthy(diagnosis: Diagnosis, root: Path, policy: DoctorConfig) -> None:
+def require_healthy(diagnosis: Diagnosis, config: Config, where: Where) -> None:
     """Warn of what may pass. Raises DataError that names everything which must not."""
-    worth_a_word = findings(diagnosis, root, policy)
+    worth_a_word = findings(diagnosis, config, where)
     for finding in worth_a_word:
         if finding.severity == "warn":
             logger.warning("WARNING: %s", _message(finding))
     if errors := [_message(finding) for finding in worth_a_word if finding.severity == "error"]:
         raise DataError("\n       ".join(errors))
-    logger.info("%s images of %d classes decode", f"{diagnosis.images:,}", len(diagnosis.counts["train"]))
+    good = diagnosis.images - len(diagnosis.refused)
+    logger.info("%s images of %d classes decode", f"{good:,}", len(diagnosis.counts["train"]))
+
+
+def _about_files(diagnosis: Diagnosis, config: Config, where: Where) -> Iterator[Finding]:
+    """Bad files: an error, but those that training has been told to skip."""
+    skips = config.data.on_bad_sample == "skip"
+    named: dict[bool, list[str]] = {True: [], False: []}
+    for place, (code, reason) in diagnosis.refused:
+        named[skips and place.split == "train"].append(f"{where(place.file)}: {code}: {reason}")
+    yield Finding(
+        kind="refused",
+        severity="error",
+        title=f"images that cannot be used: {len(named[False]):,}",
+        examples=named[False],
+        advice="mend or remove them",
+    )
+    yield Finding(
+        kind="skipped",
+        severity="warn",
+        title=f"training images that will be skipped: {len(named[True]):,}",
+        examples=named[True],
+        advice="they cannot be used, and data.on_bad_sample lets them weigh nothing",
+    )
 
 
 def _about_classes(diagnosis: Diagnosis) -> Iterator[Finding]:
@@ -272,13 +290,13 @@ def _tally(values: Iterator[str]) -> dict[str, int]:
     return dict(Counter(values).most_common())
 
 
-def _same(root: Path, places: Sequence[Place]) -> str:
-    return " and ".join(str(root / place.file) for place in places) + " are the same image"
+def _same(where: Where, places: Sequence[Place]) -> str:
+    return " and ".join(where(place.file) for place in places) + " are the same image"
 
 
 def _message(finding: Finding) -> str:
     # However long the list of bad files is, it is what the check is run for.
-    lines = list(finding.examples[: None if finding.kind == "refused" else SHOWN])
+    lines = list(finding.examples[: None if finding.kind in ("refused", "skipped") else SHOWN])
     if (left := len(finding.examples) - len(lines)) > 0:
         lines.append(f"and {left:,} more; `python -m train data stats` writes all of them to doctor.json")
     return "\n       ".join([f"{finding.title}; {finding.advice}", *lines])

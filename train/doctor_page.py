@@ -15,10 +15,9 @@ from slipway.preprocessing import decode, preprocess
 from train import charts
 from train.augment import augment, generator_for
 from train.config import Config
+from train.dataset import Dataset
 from train.doctor import Diagnosis, Place, findings
 from train.doctor_tables import colour_lines
-from train.examine import read_sample
-from train.folder import ImageFolder
 from train.histograms import class_bars, histogram
 from train.page import Table, write_page
 
@@ -48,14 +47,14 @@ class SideBySide:
     bits: int | None
 
 
-def write_data_page(path: Path, config: Config, folder: ImageFolder, diagnosis: Diagnosis) -> Path:
+def write_data_page(path: Path, config: Config, folder: Dataset, diagnosis: Diagnosis) -> Path:
     """Write the page to `path`, replacing the one that is there in one step."""
-    worth_a_word = findings(diagnosis, Path(), config.doctor)
+    worth_a_word = findings(diagnosis, config)
     shown = shown_classes(diagnosis)
     pairs = side_by_side(diagnosis)
     content = {
         "name": config.run.name,
-        "root": folder.root.name,
+        "root": config.data.url or config.data.root.name,
         "diagnosis": diagnosis,
         "findings": worth_a_word,
         "errors": sum(each.severity == "error" for each in worth_a_word),
@@ -90,7 +89,7 @@ def shown_classes(diagnosis: Diagnosis) -> list[str]:
 
 
 def galleries(
-    config: Config, folder: ImageFolder, diagnosis: Diagnosis, names: Sequence[str]
+    config: Config, folder: Dataset, diagnosis: Diagnosis, names: Sequence[str]
 ) -> Iterator[Gallery]:
     """Drawn are the first epochs of a training with this configuration, bit for bit."""
     rules = config.image.preprocessing()
@@ -101,7 +100,7 @@ def galleries(
             usable[folder.classes[sample.label]].append(index)
     for name in names:
         chosen = [usable[name][place] for place in _evenly(len(usable[name]), SAMPLES)]
-        encoded = [read_sample(folder, folder.splits["train"][index]) for index in chosen]
+        encoded = [folder.read(folder.splits["train"][index]) for index in chosen]
         drawn = [
             augment(
                 decode(encoded[0], rules),
@@ -135,12 +134,12 @@ def _most_unlike(places: Sequence[Place]) -> Place:
 
 
 def _with_pictures(
-    config: Config, folder: ImageFolder, pairs: Sequence[SideBySide]
+    config: Config, folder: Dataset, pairs: Sequence[SideBySide]
 ) -> list[tuple[SideBySide, list[charts.Picture]]]:
     wanted = {place.file for pair in pairs for place in (pair.first, pair.second)}
     rules = config.image.preprocessing()
     pictures = {
-        sample.file: charts.embed(decode(read_sample(folder, sample), rules))
+        sample.file: charts.embed(decode(folder.read(sample), rules))
         for samples in folder.splits.values()
         for sample in samples
         if sample.file in wanted

@@ -20,7 +20,7 @@ from slipway.source import code_hash
 from train import checkpoint
 from train.checkpoint import Choice
 from train.config import Config
-from train.folder import ImageFolder
+from train.dataset import Dataset
 from train.hardware import Machine
 from train.loader import Batch, PlainSamples, plain_batches
 from train.model import ImageClassifier, build_model, inference
@@ -66,7 +66,7 @@ def predict(model: nn.Module, batches: Iterable[Batch], device: torch.device) ->
         return np.concatenate([model(batch.to(device).images).cpu().numpy() for batch in batches])
 
 
-def evaluate(config: Config, run: Run, folder: ImageFolder, split: Split = "test") -> Path:
+def evaluate(config: Config, run: Run, folder: Dataset, split: Split = "test") -> Path:
     """Evaluate the best checkpoint of `run` on one split; returns a sealed directory.
 
     It holds `metrics.json` (accuracy, loss, confusion, per class) and `predictions.jsonl` (a line a file, with all
@@ -90,9 +90,7 @@ def load_classifier(config: Config, choice: Choice) -> tuple[ImageClassifier, Si
     return classifier, signature
 
 
-def _evaluate(
-    config: Config, run: Run, folder: ImageFolder, split: Split, choice: Choice, inputs: str
-) -> Path:
+def _evaluate(config: Config, run: Run, folder: Dataset, split: Split, choice: Choice, inputs: str) -> Path:
     model, signature = load_classifier(config, choice)
     name = choice.directory.name
     samples = PlainSamples(folder, split, signature.preprocessing)

@@ -17,7 +17,7 @@ from slipway import hashing, sealed
 from slipway.contract import Preprocessing
 from slipway.errors import SlipwayError
 from slipway.source import code_hash
-from train.folder import DataError, ImageFolder, Sample
+from train.dataset import DataError, Dataset, Sample
 from train.image_facts import Facts, Refusal, facts_of, from_record, to_record
 
 BATCH = 256
@@ -26,7 +26,7 @@ BATCH = 256
 logger = logging.getLogger(__name__)
 
 
-def examine(folder: ImageFolder, rules: Preprocessing, memory: Path) -> dict[str, Facts | Refusal]:
+def examine(folder: Dataset, rules: Preprocessing, memory: Path) -> dict[str, Facts | Refusal]:
     """What each file of every split is, by the SHA-256 of its content. Equal contents are decoded once.
 
     memory: directory of what earlier calls found, one file for each combination of rules, code and Pillow, one line
@@ -47,7 +47,7 @@ def examine(folder: ImageFolder, rules: Preprocessing, memory: Path) -> dict[str
         ) from error
 
 
-def _found_in(path: Path, folder: ImageFolder, rules: Preprocessing) -> dict[str, Facts | Refusal]:
+def _found_in(path: Path, folder: Dataset, rules: Preprocessing) -> dict[str, Facts | Refusal]:
     wanted = {sample.sha256: sample for samples in folder.splits.values() for sample in samples}
     found = {sha256: facts for sha256, facts in _remembered(path) if sha256 in wanted}
     missing = [sample for sha256, sample in wanted.items() if sha256 not in found]
@@ -61,11 +61,6 @@ def _found_in(path: Path, folder: ImageFolder, rules: Preprocessing) -> dict[str
             if not (isinstance(facts, Refusal) and facts.code == "UNREADABLE"):
                 file.write(json.dumps({"sha256": sample.sha256, **to_record(facts)}) + "\n")
     return found
-
-
-def read_sample(folder: ImageFolder, sample: Sample) -> bytes:
-    """The encoded image. The one place where the doctor touches where data lies."""
-    return (folder.root / sample.file).read_bytes()
 
 
 def _key(rules: Preprocessing) -> str:
@@ -100,7 +95,7 @@ def _end_last_line(path: Path) -> None:
 
 
 def _examined(
-    folder: ImageFolder, samples: Sequence[Sample], rules: Preprocessing
+    folder: Dataset, samples: Sequence[Sample], rules: Preprocessing
 ) -> Iterator[tuple[Sample, Facts | Refusal]]:
     examine_one = partial(_examine_one, folder, rules)
     with ThreadPoolExecutor(os.cpu_count()) as pool, _progress() as progress:
@@ -113,15 +108,13 @@ def _examined(
                 yield sample, facts
 
 
-def _examine_one(folder: ImageFolder, rules: Preprocessing, sample: Sample) -> Facts | Refusal:
+def _examine_one(folder: Dataset, rules: Preprocessing, sample: Sample) -> Facts | Refusal:
     try:
-        data = read_sample(folder, sample)
-    except OSError as error:
-        return Refusal("UNREADABLE", f"the file cannot be read ({error.strerror})")
+        data = folder.read(sample)
+    except DataError as error:
+        return Refusal("UNREADABLE", str(error).removeprefix(f"{folder.where(sample)}: "))
     if hashing.of_bytes(data) != sample.sha256:
-        raise DataError(
-            f"{folder.root / sample.file}: changed while the data set was being checked; check again"
-        )
+        raise DataError(f"{folder.where(sample)}: changed while the data set was being checked; check again")
     return facts_of(data, rules)
 
 

@@ -3,7 +3,7 @@
 import logging
 import shutil
 from dataclasses import replace
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import numpy as np
@@ -16,8 +16,8 @@ from slipway.source import code_hash
 from train import checkpoint, parity, runs
 from train.checkpoint import Choice
 from train.config import Config
+from train.dataset import Dataset, Sample
 from train.evaluate import load_classifier
-from train.folder import ImageFolder, Sample
 from train.model import ImageClassifier
 from train.onnx_file import write_onnx
 from train.runs import Run
@@ -25,7 +25,7 @@ from train.runs import Run
 logger = logging.getLogger(__name__)
 
 
-def export(config: Config, run: Run, folder: ImageFolder, evaluation: Path) -> Path:
+def export(config: Config, run: Run, folder: Dataset, evaluation: Path) -> Path:
     """Export the best checkpoint of `run`; returns the sealed bundle, an existing one if nothing changed.
 
     Raises:
@@ -57,9 +57,7 @@ def export(config: Config, run: Run, folder: ImageFolder, evaluation: Path) -> P
     return destination
 
 
-def _fill(
-    staging: Path, config: Config, run: Run, folder: ImageFolder, choice: Choice, evaluation: Path
-) -> None:
+def _fill(staging: Path, config: Config, run: Run, folder: Dataset, choice: Choice, evaluation: Path) -> None:
     classifier, trained = load_classifier(config, choice)
     classifier.eval()
     signature = replace(trained, max_batch=config.export.max_batch)
@@ -80,7 +78,7 @@ def _fill(
     sealed.write_json(staging / bundle.PROVENANCE, _provenance(run, folder, choice, evaluation))
 
 
-def _golden_samples(folder: ImageFolder, config: Config) -> list[Sample]:
+def _golden_samples(folder: Dataset, config: Config) -> list[Sample]:
     """A few validation images of each class, chosen by content hash: another file added moves few of them."""
     chosen = []
     for label in range(len(folder.classes)):
@@ -94,16 +92,16 @@ def _write_golden(
     staging: Path,
     classifier: ImageClassifier,
     signature: Signature,
-    folder: ImageFolder,
+    folder: Dataset,
     samples: list[Sample],
 ) -> parity.Pixels:
     """Copy the golden inputs as they are, write their answers, return their pixels: uint8 [n, 3, size, size]."""
     (staging / bundle.GOLDEN).mkdir()
     paths, pixels = [], []
     for number, sample in enumerate(samples):
-        source = folder.root / sample.file
-        paths.append(staging / bundle.GOLDEN / f"{number:03d}{source.suffix.lower()}")
-        shutil.copyfile(source, paths[-1])
+        suffix = PurePosixPath(sample.file).suffix.lower()
+        paths.append(staging / bundle.GOLDEN / f"{number:03d}{suffix}")
+        paths[-1].write_bytes(folder.read(sample))
         pixels.append(preprocess(paths[-1].read_bytes(), signature.preprocessing))
     logits = parity.eager_logits(classifier, np.stack(pixels))
     answers = [
@@ -119,7 +117,7 @@ def _write_golden(
     return np.stack(pixels)
 
 
-def _provenance(run: Run, folder: ImageFolder, choice: Choice, evaluation: Path) -> dict[str, Any]:
+def _provenance(run: Run, folder: Dataset, choice: Choice, evaluation: Path) -> dict[str, Any]:
     return {
         "run": run.directory.name,
         "checkpoint": choice.directory.name,

@@ -1,72 +1,116 @@
 """Samples -> batches of uint8 tensors. Workers hold no state: a batch depends on what was asked for, nothing else."""
 
+import logging
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch.utils.data import DataLoader, Dataset
+from PIL import Image
+from torch.utils.data import DataLoader
+from torch.utils.data import Dataset as TorchDataset
 
 from slipway.contract import Preprocessing
 from slipway.preprocessing import ImageError, decode, preprocess
 from train.augment import augment, generator_for
 from train.config import AugmentConfig
-from train.folder import DataError, ImageFolder, Sample
+from train.dataset import DataError, Dataset
 from train.order import Draw, Order
 from train.preemption import leave_process_group
 from train.split import Split
 
-_Item = tuple[npt.NDArray[np.uint8], int, float]  # image, label, weight
+_Item = tuple[npt.NDArray[np.uint8], int, float, str | None]  # image, label, weight, what was wrong
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Batch:
-    """images: uint8 [n, 3, size, size]. labels: int64 [n]. weights: float32 [n], 0 or 1."""
+    """images: uint8 [n, 3, size, size]. labels: int64 [n]. weights: float32 [n], 0 or 1.
+
+    bad: a sentence for each sample that could not be decoded. Its weight is 0, and image and label are another's.
+    """
 
     images: torch.Tensor
     labels: torch.Tensor
     weights: torch.Tensor
+    bad: tuple[str, ...] = ()
 
-    def to(self, device: torch.device) -> "Batch":
-        return Batch(
-            images=self.images.to(device, non_blocking=True),
+    def to(self, device: torch.device, *, channels_last: bool = False) -> "Batch":
+        layout = torch.channels_last if channels_last else torch.preserve_format
+        return replace(
+            self,
+            images=self.images.to(device, non_blocking=True, memory_format=layout),
             labels=self.labels.to(device, non_blocking=True),
             weights=self.weights.to(device, non_blocking=True),
         )
 
     def pin_memory(self) -> "Batch":
-        return Batch(
+        return replace(
+            self,
             images=self.images.pin_memory(),
             labels=self.labels.pin_memory(),
             weights=self.weights.pin_memory(),
         )
 
 
-class TrainingSamples(Dataset[_Item]):
-    """Augmented training images, asked for by `Draw`."""
+class TrainingSamples(TorchDataset[_Item]):
+    """Augmented training images, asked for by `Draw`.
 
-    def __init__(self, folder: ImageFolder, rules: Preprocessing, config: AugmentConfig, seed: int) -> None:
-        self.root, self.samples = folder.root, folder.splits["train"]
+    on_bad_sample: `error` raises DataError for one that cannot be decoded. `skip` puts the next sample that can be
+    in its place, with weight 0: nothing is learned from it, and the batch statistics see a real image, not a black
+    one. Which one is a function of the data set alone, so that order, cursor and resume stay exact.
+    """
+
+    def __init__(
+        self,
+        folder: Dataset,
+        rules: Preprocessing,
+        config: AugmentConfig,
+        seed: int,
+        on_bad_sample: Literal["error", "skip"] = "error",
+    ) -> None:
+        self.folder, self.samples = folder, folder.splits["train"]
         self.rules, self.config, self.seed = rules, config, seed
+        self.on_bad_sample = on_bad_sample
 
     def __getitem__(self, draw: Draw) -> _Item:
-        sample = self.samples[draw.index]
-        random = generator_for(self.seed, draw.epoch, draw.index)
+        index, weight, problem = draw.index, draw.weight, None
         try:
-            image = decode(_read(self.root, sample), self.rules)
+            image = self._decode(index)
         except ImageError as error:
-            raise DataError(f"{self.root / sample.file}: {error}") from error
-        return augment(image, self.rules, self.config, random), sample.label, draw.weight
+            problem = f"{self.folder.where(self.samples[index])}: {error}"
+            if self.on_bad_sample == "error":
+                raise DataError(problem) from error
+            index, image = self._next_good(index)
+            weight = 0.0
+        random = generator_for(self.seed, draw.epoch, draw.index)
+        return augment(image, self.rules, self.config, random), self.samples[index].label, weight, problem
+
+    def _next_good(self, index: int) -> tuple[int, Image.Image]:
+        """The first sample behind `index` that can be decoded, in the order of the data set, as a ring."""
+        for step in range(1, len(self.samples)):
+            candidate = (index + step) % len(self.samples)
+            try:
+                return candidate, self._decode(candidate)
+            except ImageError:
+                continue
+        raise DataError(f"none of the {len(self.samples)} training images can be decoded")
+
+    def _decode(self, index: int) -> Image.Image:
+        return decode(self.folder.read(self.samples[index]), self.rules)
 
 
-class PlainSamples(Dataset[_Item]):
-    """Images exactly as the server will see them, for validation, evaluation and parity."""
+class PlainSamples(TorchDataset[_Item]):
+    """Images exactly as the server will see them, for validation, evaluation and parity.
 
-    def __init__(self, folder: ImageFolder, split: Split, rules: Preprocessing) -> None:
-        self.root, self.samples, self.rules = folder.root, folder.splits[split], rules
+    One that cannot be decoded is always an error: a score over fewer images is another score.
+    """
+
+    def __init__(self, folder: Dataset, split: Split, rules: Preprocessing) -> None:
+        self.folder, self.samples, self.rules = folder, folder.splits[split], rules
 
     def __len__(self) -> int:
         return len(self.samples)
@@ -74,9 +118,9 @@ class PlainSamples(Dataset[_Item]):
     def __getitem__(self, index: int) -> _Item:
         sample = self.samples[index]
         try:
-            return preprocess(_read(self.root, sample), self.rules), sample.label, 1.0
+            return preprocess(self.folder.read(sample), self.rules), sample.label, 1.0, None
         except ImageError as error:
-            raise DataError(f"{self.root / sample.file}: {error}") from error
+            raise DataError(f"{self.folder.where(sample)}: {error}") from error
 
 
 def training_batches(
@@ -89,13 +133,22 @@ def training_batches(
     world_size: int,
     workers: int,
 ) -> Iterator[Batch]:
-    """Every micro-batch of this rank from `cursor` to the end of training, as one stream over all epochs."""
+    """Every micro-batch of this rank from `cursor` to the end of training, as one stream over all epochs.
+
+    A sample that is skipped is named in the log, once.
+    """
     draws = (
         micro_batch
         for window in order.windows(cursor)
         for micro_batch in order.micro_batches(window, accumulate, rank, world_size)
     )
-    return _load(samples, draws, workers)
+    told: set[str] = set()
+    for batch in _load(samples, draws, workers):
+        for problem in batch.bad:
+            if problem not in told:
+                logger.warning("WARNING: skipped: %s", problem)
+                told.add(problem)
+        yield batch
 
 
 def plain_batches(
@@ -107,7 +160,7 @@ def plain_batches(
     return _load(samples, indices, workers)
 
 
-def _load(samples: Dataset[_Item], batches: Iterable[list[Any]], workers: int) -> Iterator[Batch]:
+def _load(samples: TorchDataset[_Item], batches: Iterable[list[Any]], workers: int) -> Iterator[Batch]:
     # A plain DataLoader, not Fabric's wrapper: that one calls set_epoch with its own counter and would replay
     # epoch 0 after a restart.
     loader: DataLoader[_Item] = DataLoader(
@@ -125,7 +178,7 @@ def _load(samples: Dataset[_Item], batches: Iterable[list[Any]], workers: int) -
     except DataError as error:
         # From a worker process the sentence arrives at the end of that worker's traceback.
         raise DataError(
-            str(error).rstrip().splitlines()[-1].removeprefix("train.folder.DataError: ")
+            str(error).rstrip().splitlines()[-1].removeprefix("train.dataset.DataError: ")
         ) from None
 
 
@@ -134,11 +187,10 @@ def _start_worker(_worker: int) -> None:
 
 
 def _collate(samples: list[_Item]) -> Batch:
-    images, labels, weights = zip(*samples, strict=True)
+    images, labels, weights, problems = zip(*samples, strict=True)
     return Batch(
-        images=torch.from_numpy(np.stack(images)), labels=torch.tensor(labels), weights=torch.tensor(weights)
+        images=torch.from_numpy(np.stack(images)),
+        labels=torch.tensor(labels),
+        weights=torch.tensor(weights),
+        bad=tuple(problem for problem in problems if problem is not None),
     )
-
-
-def _read(root: Path, sample: Sample) -> bytes:
-    return (root / sample.file).read_bytes()

@@ -4,9 +4,10 @@ Training, evaluation, parity, golden inputs, the Triton model and the client all
 has one meaning. Rules, in order:
 
 1.  Refuse by size: bytes, then pixels and aspect ratio as the header states them. Nothing is decoded before.
-2.  Decode by content, never by file name. Of an animation, the first frame.
-3.  16-bit grey is scaled (value >> 8), never clipped. 32-bit and floating-point images are refused: their range
-    is anybody's guess.
+2.  Decode by content, never by file name. Of an animation, the first frame; the others are neither counted nor
+    decoded, so their number needs no limit. Inks of a JPEG are taken to be stored inverted, as Adobe's are.
+3.  Samples of 12 and 16 bits are scaled to their upper 8 bits, never clipped. 32-bit, signed and
+    floating-point images are refused: their range is anybody's guess.
 4.  EXIF orientation is applied. Embedded colour profiles are ignored: pixels are taken as stored.
 5.  Transparent pixels are composited on `background`; every other mode is converted to RGB.
 6.  The centre square is cut out and scaled in one step, antialiased. Scaling the shorter side to `resize_size`
@@ -14,12 +15,20 @@ has one meaning. Rules, in order:
     `shorter side * image_size / resize_size` first; done in this order, memory stays bounded whatever the shape.
 """
 
+import ctypes
 import io
+import logging
 import warnings
 
 import numpy as np
 import numpy.typing as npt
-from PIL import Image, UnidentifiedImageError
+from PIL import Image, UnidentifiedImageError, _imaging
+from PIL.TiffImagePlugin import (
+    BITSPERSAMPLE,
+    PHOTOMETRIC_INTERPRETATION,
+    SAMPLEFORMAT,
+    TiffImageFile,
+)
 
 from slipway.contract import Preprocessing
 from slipway.errors import SlipwayError
@@ -31,9 +40,12 @@ FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "AVIF")
 Image.MAX_IMAGE_PIXELS = None
 # Damaged metadata of an image that decodes is nobody's concern, least of all once a request.
 warnings.filterwarnings("ignore", category=UserWarning, module=r"PIL\.")
+logging.getLogger("PIL").setLevel(logging.CRITICAL)
 
 _RESAMPLING = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}
 _ORIENTATION_TAG = 0x0112
+_WHITE_IS_ZERO = 0  # values of TIFF tags
+_SIGNED = 2
 _UPRIGHT = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,
@@ -43,6 +55,16 @@ _UPRIGHT = {
     7: Image.Transpose.TRANSVERSE,
     8: Image.Transpose.ROTATE_90,
 }
+
+
+def _silence_libtiff() -> None:
+    """Of a damaged TIFF, libtiff writes a line a strip to stderr; what is wrong is in our ImageError."""
+    loaded = ctypes.CDLL(_imaging.__file__)  # looks into what the decoders are linked with, too
+    if hasattr(loaded, "TIFFSetErrorHandler"):
+        loaded.TIFFSetErrorHandler(None)
+
+
+_silence_libtiff()
 
 
 class ImageError(SlipwayError):
@@ -76,12 +98,15 @@ def decode(data: bytes, rules: Preprocessing) -> Image.Image:
     try:
         if encoding == "PNG":  # load() checks no CRCs: one flipped bit may just make other pixels
             Image.open(io.BytesIO(data), formats=("PNG",)).verify()
+            _scale_transparent_colour(image, depth=data[24])
         image.load()
         upright = _UPRIGHT.get(_orientation(image))
+        if image.mode in ("I", "F") or _is_signed(image):
+            raise ImageError(
+                "UNSUPPORTED_DEPTH", "32-bit, signed and floating-point images have no defined range"
+            )
         if image.mode.startswith("I;16"):
-            image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8), "L")
-        if image.mode in ("I", "F"):
-            raise ImageError("UNSUPPORTED_DEPTH", "32-bit and floating-point images have no defined range")
+            image = _upper_8_bits(image)
         # `is None`: FLIP_LEFT_RIGHT is 0.
         return _to_rgb(image if upright is None else image.transpose(upright), rules.background)
     except (ImageError, MemoryError):
@@ -145,6 +170,38 @@ def _orientation(image: Image.Image) -> int:
         return int(image.getexif().get(_ORIENTATION_TAG, 1))
     except Exception:  # noqa: BLE001 - damaged metadata is no reason to refuse pixels that decode
         return 1
+
+
+def _scale_transparent_colour(image: Image.Image, depth: int) -> None:
+    """Bring the colour that a PNG declares transparent to 8 bits, as its pixels will be.
+
+    Pillow compares the two as they are, so that none matches. Of 16 bits the upper 8 decide: no more is left.
+    """
+    colour = image.info.get("transparency")
+    if depth == 8 or image.mode not in ("L", "I;16", "RGB") or colour is None:
+        return
+    largest = 2**depth - 1
+    samples = [
+        (sample & largest) * 255 // largest if depth < 8 else sample >> 8
+        for sample in (colour if image.mode == "RGB" else [colour])
+    ]
+    image.info["transparency"] = tuple(samples) if image.mode == "RGB" else samples[0]
+
+
+def _is_signed(image: Image.Image) -> bool:
+    return isinstance(image, TiffImageFile) and _SIGNED in image.tag_v2.get(SAMPLEFORMAT, ())
+
+
+def _upper_8_bits(image: Image.Image) -> Image.Image:
+    """Grey of 12 or 16 bits -> mode L. Pillow's own conversion clips everything above 255 to white."""
+    depth, white_is_zero = 16, False
+    if isinstance(image, TiffImageFile):
+        (depth,) = image.tag_v2.get(BITSPERSAMPLE, (depth,))
+        white_is_zero = image.tag_v2.get(PHOTOMETRIC_INTERPRETATION) == _WHITE_IS_ZERO
+    levels = (np.asarray(image) >> (depth - 8)).astype(np.uint8)
+    grey = Image.fromarray(255 - levels if white_is_zero else levels, "L")
+    grey.info = image.info
+    return grey
 
 
 def _to_rgb(image: Image.Image, background: tuple[int, int, int]) -> Image.Image:

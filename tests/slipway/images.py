@@ -106,6 +106,138 @@ def png_chunk(kind: bytes, content: bytes) -> bytes:
     return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
 
 
+def png_of(
+    samples: npt.NDArray[np.integer],
+    bits: int,
+    colour_type: int,
+    *,
+    interlaced: bool = False,
+    before: tuple[tuple[bytes, bytes], ...] = (),
+) -> bytes:
+    """A PNG of samples [height, width, channels] of any depth and colour type, plain or interlaced (Adam7)."""
+    height, width, _ = samples.shape
+    passes = _ADAM7 if interlaced else ((0, 0, 1, 1),)
+    rows = b"".join(
+        b"\0" + pack(row, bits)
+        for left, top, right, down in passes
+        for row in samples[top::down, left::right]
+        if row.size
+    )
+    data = bytearray(png(width, height, rows, bits=bits, colour_type=colour_type, before=before))
+    data[28] = interlaced
+    return with_right_crcs(bytes(data))
+
+
+# Left and upper start, and the steps to the right and down, of the seven passes: www.w3.org/TR/png-3/#8Interlace
+_ADAM7 = ((0, 0, 8, 8), (4, 0, 8, 8), (0, 4, 4, 8), (2, 0, 4, 4), (0, 2, 2, 4), (1, 0, 2, 2), (0, 1, 1, 2))
+
+
+def pack(samples: npt.NDArray[np.integer], bits: int, order: str = ">") -> bytes:
+    """Samples one behind the other, `bits` each, the last byte filled up with zeros."""
+    if bits >= 8 and bits % 8 == 0:
+        return samples.astype(f"{order}u{bits // 8}").tobytes()
+    digits = "".join(f"{sample:0{bits}b}" for sample in samples.ravel().tolist())
+    return np.packbits(np.array(list(digits), np.uint8)).tobytes()
+
+
+def with_right_crcs(data: bytes) -> bytes:
+    """A PNG whose chunks are consistent again, so that damage gets past the CRCs and into the decoder."""
+    whole, position = data[:8], 8
+    while position + 12 <= len(data):
+        (length,) = struct.unpack(">I", data[position : position + 4])
+        kind, content = data[position + 4 : position + 8], data[position + 8 : position + 8 + length]
+        whole, position = whole + png_chunk(kind, content), position + 12 + length
+    return whole + data[position:]
+
+
+def tiff(
+    samples: npt.NDArray[np.integer],
+    bits: int,
+    photometric: int,
+    *,
+    sample_format: int = 1,
+    order: str = "<",
+) -> bytes:
+    """An uncompressed TIFF of samples [height, width, channels]. photometric: 0 white is zero, 1 black, 2 RGB."""
+    height, width, channels = samples.shape
+    pixels = b"".join(pack(row, bits, order) for row in samples)
+    tags = {
+        256: (width,),
+        257: (height,),
+        258: (bits,) * channels,
+        259: (1,),
+        262: (photometric,),
+        273: (0,),
+        277: (channels,),
+        278: (height,),
+        279: (len(pixels),),
+        339: (sample_format,) * channels,
+    }
+    behind = 8 + 2 + 12 * len(tags) + 4  # where values that need more than 4 bytes lie
+    tags[273] = (behind + 8 * len(tags),)
+    entries, values = b"", b""
+    for tag, value in tags.items():
+        packed = struct.pack(f"{order}{len(value)}{'H' if len(value) > 2 else 'I'}", *value)
+        if len(value) > 2:
+            entries += struct.pack(f"{order}HHII", tag, 3, len(value), behind + len(values))
+            values += packed
+        else:
+            entries += struct.pack(f"{order}HHI", tag, 4, len(value)) + packed
+    header = (b"II*\0" if order == "<" else b"MM\0*") + struct.pack(f"{order}IH", 8, len(tags))
+    return header + entries + bytes(4) + values.ljust(8 * len(tags), b"\0") + pixels
+
+
+def bmp(
+    width: int, height: int, pixels: bytes, bits: int, *, compression: int = 0, before: bytes = b""
+) -> bytes:
+    """A BMP by hand; a negative height runs from the top. before: the palette, or the masks of 16-bit pixels."""
+    offset = 14 + 40 + len(before)
+    colours = len(before) // 4 if bits <= 8 else 0
+    header = struct.pack(
+        "<IiiHHIIiiII", 40, width, height, 1, bits, compression, len(pixels), 0, 0, colours, 0
+    )
+    return b"BM" + struct.pack("<IHHI", offset + len(pixels), 0, 0, offset) + header + before + pixels
+
+
+def without_adobe_marker(jpeg: bytes) -> bytes:
+    start = jpeg.index(b"\xff\xee")
+    (length,) = struct.unpack(">H", jpeg[start + 2 : start + 4])
+    return jpeg[:start] + jpeg[start + 2 + length :]
+
+
+def as_ycck(jpeg: bytes) -> bytes:
+    """Declare the channels of a CMYK JPEG with an Adobe marker to be luminance, two colour differences, and black."""
+    data = bytearray(jpeg)
+    data[jpeg.index(b"Adobe") + 11] = 2
+    return bytes(data)
+
+
+def small() -> list[bytes]:
+    """A small image of every kind, to be damaged."""
+    picture, ramp = photo(24, 20), ramp16()
+    deep = ramp[:, :, None]
+    return [
+        *(encode(flat(mode)[0], encoding) for mode, encoding in MODES_AND_FORMATS),
+        *(oriented(picture, encoding, 6) for encoding in ("JPEG", "PNG", "WEBP", "TIFF", "AVIF")),
+        *(animation(encoding, (COLOUR, WHITE)) for encoding in ("GIF", "WEBP", "PNG", "TIFF", "AVIF")),
+        encode(Image.fromarray(ramp), "PNG"),
+        encode(picture, "JPEG", progressive=True),
+        as_ycck(encode(picture.convert("CMYK"), "JPEG")),
+        encode(picture.quantize(8), "PNG", transparency=bytes(range(8))),
+        *(
+            encode(picture, "TIFF", compression=compression)
+            for compression in ("tiff_adobe_deflate", "tiff_lzw", "packbits", "jpeg")
+        ),
+        encode(picture.convert("1"), "TIFF", compression="group4"),
+        png_of(deep, 16, 0, interlaced=True, before=((b"tRNS", b"\1\2"),)),
+        png_of(deep % 4, 2, 0, interlaced=True, before=((b"tRNS", b"\0\2"),)),
+        tiff(deep >> 4, 12, 1),
+        tiff(deep, 16, 0),
+        bmp(16, 16, ramp.tobytes(), 16),
+        bmp(8, 8, bytes([8, 1, 0, 0]) * 8 + b"\0\1", 8, compression=1, before=bytes(range(8))),
+    ]
+
+
 def bomb(side: int) -> bytes:
     """A black 1-bit PNG of side x side pixels in a few kB; making it takes no more memory than that."""
     row = bytes(1 + (side + 7) // 8)

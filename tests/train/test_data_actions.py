@@ -17,11 +17,14 @@ from slipway import sealed
 from slipway.errors import SlipwayError, UsageError
 from tests.train.conftest import MakeConfig, MakeFolder, data_config, save_image
 from train.__main__ import main
+from train.config import DataConfig
 from train.data_actions import copy_split
+from train.dataset import DataError, Dataset
 from train.doctor import diagnose
 from train.doctor_tables import print_tables
 from train.examine import examine
-from train.folder import DataError, read_folder
+from train.folder import read_folder
+from train.sources import read_dataset
 
 Call = Callable[..., Path]
 
@@ -44,6 +47,10 @@ def flat(tmp_path: Path) -> Path:
         for number in range(40):
             save_image(root / name / ("deep" if number % 2 else "") / f"{number}.png", (50, 60, 70), random)
     return root
+
+
+def contents(dataset: Dataset) -> dict[str, list[tuple[int, str]]]:
+    return {split: sorted((s.label, s.sha256) for s in found) for split, found in dataset.splits.items()}
 
 
 @pytest.mark.parametrize("action", ["", "check"])
@@ -116,6 +123,16 @@ def test_copied_split_is_an_ordinary_folder_with_the_same_splits(
     }
     with pytest.raises(sealed.SealError, match="is already there"):
         call("split", flat, "--to", str(to))
+
+
+def test_table_of_images_is_copied_to_a_folder(flat: Path, tmp_path: Path) -> None:
+    rows = [(path.relative_to(tmp_path), path.relative_to(flat).parts[0]) for path in flat.rglob("*.png")]
+    table = tmp_path / "images.csv"
+    with table.open("w", newline="") as file:
+        csv.writer(file).writerows([("path", "label"), *rows])
+    listed = read_dataset(DataConfig(source="manifest", root=table))
+    copied = read_folder(data_config(copy_split(tmp_path / "copy", listed)))
+    assert contents(copied) == contents(listed)
 
 
 def test_folder_with_splits_is_copied_as_it_is(make_folder: MakeFolder, tmp_path: Path) -> None:

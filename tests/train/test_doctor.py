@@ -7,16 +7,17 @@ import pytest
 from PIL import Image
 from sklearn.datasets import load_sample_image
 
+from slipway.config import load
 from slipway.contract import Preprocessing
 from tests.images import truncated
 from tests.train.conftest import MakeFolder, data_config, save_image
-from train.config import DoctorConfig
+from train.config import Config
+from train.dataset import DataError
 from train.doctor import Diagnosis, diagnose, findings, require_healthy, to_record
 from train.examine import examine
-from train.folder import DataError, read_folder
+from train.folder import read_folder
 
 RULES = Preprocessing(image_size=16, resize_size=16)
-DEFAULT = DoctorConfig()
 
 
 def diagnosis_of(root: Path) -> Diagnosis:
@@ -24,8 +25,12 @@ def diagnosis_of(root: Path) -> Diagnosis:
     return diagnose(folder, examine(folder, RULES, root.parent / "memory"), RULES.image_size)
 
 
-def check(root: Path, policy: DoctorConfig = DEFAULT) -> None:
-    require_healthy(diagnosis_of(root), root, policy)
+def settings(**options: str) -> Config:
+    return load(Config, None, {name.replace("__", "."): value for name, value in options.items()})
+
+
+def check(root: Path, **options: str) -> None:
+    require_healthy(diagnosis_of(root), settings(**options), lambda file: str(root / file))
 
 
 def test_good_folder_passes(make_folder: MakeFolder, caplog: pytest.LogCaptureFixture) -> None:
@@ -61,6 +66,21 @@ def test_long_list_of_bad_files_is_not_cut(make_folder: MakeFolder) -> None:
     assert str(caught.value).count("NOT_AN_IMAGE") == 90
 
 
+def test_bad_training_images_may_be_skipped_but_no_others(
+    make_folder: MakeFolder, caplog: pytest.LogCaptureFixture
+) -> None:
+    root = make_folder()
+    (root / "train" / "ant" / "0.png").write_bytes(b"")
+    check(root, data__on_bad_sample="skip")
+    assert "training images that will be skipped: 1" in caplog.text
+    assert f"{root}/train/ant/0.png: EMPTY: " in caplog.text
+    (root / "val" / "ant" / "0.png").write_bytes(b"")
+    with pytest.raises(DataError) as caught:
+        check(root, data__on_bad_sample="skip")
+    assert "images that cannot be used: 1" in str(caught.value)
+    assert "train/ant" not in str(caught.value)
+
+
 def test_same_image_in_two_splits_is_an_error_that_names_both(
     make_folder: MakeFolder, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -77,7 +97,7 @@ def test_same_image_in_two_splits_is_an_error_that_names_both(
     assert "images in more than one split: 3" in str(caught.value)
     for original, copy in copies.items():
         assert f"{original} and {copy} are the same image" in str(caught.value)
-    check(root, DoctorConfig(leaks="warn"))
+    check(root, doctor__leaks="warn")
     assert f"{root}/train/ant/0.png and {root}/val/ant/copy of ant.png are the same image" in caplog.text
 
 
@@ -97,7 +117,7 @@ def test_same_image_under_two_classes_is_a_warning_or_by_option_an_error(
     check(root)
     assert "images under more than one class: 1" in caplog.text
     with pytest.raises(DataError, match=r"train/ant/0.png and .*train/bee/no bee.png are the same image"):
-        check(root, DoctorConfig(contradictions="error"))
+        check(root, doctor__contradictions="error")
 
 
 def test_resaved_copy_in_another_split_is_found(
@@ -116,7 +136,7 @@ def test_resaved_copy_in_another_split_is_found(
     check(root)
     assert f"{root}/train/ant/china.png and {root}/test/ant/again.jpg" in caplog.text
     with pytest.raises(DataError, match="pairs that look alike, in different splits: 1"):
-        check(root, DoctorConfig(near_leaks="error"))
+        check(root, doctor__near_leaks="error")
 
 
 def test_look_alikes_within_a_split_are_no_finding(make_folder: MakeFolder) -> None:
@@ -126,7 +146,7 @@ def test_look_alikes_within_a_split_are_no_finding(make_folder: MakeFolder) -> N
     china.resize((200, 134)).save(root / "train" / "ant" / "again.jpg")
     diagnosis = diagnosis_of(root)
     assert len(diagnosis.look_alikes) == 1
-    assert not findings(diagnosis, root, DEFAULT)
+    assert not findings(diagnosis, settings())
 
 
 def test_imbalance_and_absent_classes_are_reported(make_folder: MakeFolder) -> None:
@@ -138,7 +158,7 @@ def test_imbalance_and_absent_classes_are_reported(make_folder: MakeFolder) -> N
     diagnosis = diagnosis_of(root)
     assert diagnosis.imbalance() == 16
     assert diagnosis.absent() == [("val", "few")]
-    (finding,) = findings(diagnosis, root, DEFAULT)
+    (finding,) = findings(diagnosis, settings())
     assert finding.title == "the largest class has 16 times the images of the smallest"
     assert list(finding.examples) == ["few: 2", "many: 32"]
 
@@ -186,7 +206,7 @@ def test_record_holds_what_messages_cut(make_folder: MakeFolder) -> None:
     for path in (root / "train").rglob("*.png"):
         shutil.copy(path, root / "test" / path.parent.name / f"copy {path.name}")
     diagnosis = diagnosis_of(root)
-    record = to_record(diagnosis, findings(diagnosis, root, DEFAULT))
+    record = to_record(diagnosis, findings(diagnosis, settings()))
     assert len(record["copies"]) == len(record["findings"][0]["examples"]) == 30
     assert record["copies"][0] == [
         {"split": "test", "file": "test/ant/copy 0.png", "label": "ant"},

@@ -16,17 +16,18 @@ from tests.train.conftest import MakeConfig, MakeFolder, save_image
 from tests.train.test_charts import Tags
 from train import charts
 from train.config import Config
+from train.dataset import Dataset
 from train.doctor import Diagnosis, diagnose
 from train.doctor_page import MOST_CLASSES, SAMPLES, galleries, shown_classes, side_by_side, write_data_page
 from train.examine import examine
-from train.folder import ImageFolder, read_folder
+from train.folder import read_folder
 from train.loader import TrainingSamples
 from train.order import Draw
 
 AUGMENTED = {"augment__policy": "trivial", "augment__erase": "0.5", "training__seed": "7"}
 
 
-def examined(config: Config) -> tuple[ImageFolder, Diagnosis]:
+def examined(config: Config) -> tuple[Dataset, Diagnosis]:
     folder = read_folder(config.data)
     found = examine(folder, config.image.preprocessing(), config.run.directory / ".examined")
     return folder, diagnose(folder, found, config.image.size)
@@ -53,10 +54,10 @@ def test_pictures_are_those_of_serving_and_of_training_bit_for_bit(
     training = TrainingSamples(folder, rules, config.augment, config.training.seed)
     for label, gallery in enumerate(galleries(config, folder, diagnosis, folder.classes)):
         mine = [index for index, sample in enumerate(folder.splits["train"]) if sample.label == label]
-        first = (folder.root / folder.splits["train"][mine[0]].file).read_bytes()
+        first = folder.read(folder.splits["train"][mine[0]])
         assert np.array_equal(pixels(gallery.served[0]), preprocess(first, rules))
         for epoch, picture in enumerate(gallery.drawn):
-            image, _, _ = training[Draw(epoch=epoch, index=mine[0], weight=1.0)]
+            image, *_ = training[Draw(epoch=epoch, index=mine[0], weight=1.0)]
             assert np.array_equal(pixels(picture), image)
         assert len(gallery.served) == len(gallery.drawn) == SAMPLES
 

@@ -6,16 +6,22 @@ import pytest
 from slipway.contract import Preprocessing
 from tests.train.conftest import MakeFolder, data_config
 from train import examine as module
+from train.dataset import DataError, Dataset
 from train.examine import examine
-from train.folder import DataError, ImageFolder, read_folder
+from train.folder import read_folder
 from train.image_facts import Facts, Refusal
 
 RULES = Preprocessing(image_size=16, resize_size=16)
 
 
 @pytest.fixture
-def folder(make_folder: MakeFolder) -> ImageFolder:
-    return read_folder(data_config(make_folder()))
+def root(make_folder: MakeFolder) -> Path:
+    return make_folder()
+
+
+@pytest.fixture
+def folder(root: Path) -> Dataset:
+    return read_folder(data_config(root))
 
 
 @pytest.fixture
@@ -37,7 +43,7 @@ def remembered(memory: Path) -> Path:
     return path
 
 
-def test_second_check_decodes_nothing(folder: ImageFolder, tmp_path: Path, decoded: list[bytes]) -> None:
+def test_second_check_decodes_nothing(folder: Dataset, tmp_path: Path, decoded: list[bytes]) -> None:
     first = examine(folder, RULES, tmp_path / "memory")
     assert len(decoded) == len(first) == 39
     decoded.clear()
@@ -45,23 +51,27 @@ def test_second_check_decodes_nothing(folder: ImageFolder, tmp_path: Path, decod
     assert not decoded
 
 
-def test_one_new_file_costs_one_decode(folder: ImageFolder, tmp_path: Path, decoded: list[bytes]) -> None:
+def test_one_new_file_costs_one_decode(
+    folder: Dataset, root: Path, tmp_path: Path, decoded: list[bytes]
+) -> None:
     examine(folder, RULES, tmp_path / "memory")
     decoded.clear()
-    (folder.root / "train" / "ant" / "new.png").write_bytes(b"no image")
-    found = examine(read_folder(data_config(folder.root)), RULES, tmp_path / "memory")
+    (root / "train" / "ant" / "new.png").write_bytes(b"no image")
+    found = examine(read_folder(data_config(root)), RULES, tmp_path / "memory")
     assert decoded == [b"no image"]
     assert [facts.code for facts in found.values() if isinstance(facts, Refusal)] == ["NOT_AN_IMAGE"]
 
 
-def test_equal_contents_are_decoded_once(folder: ImageFolder, tmp_path: Path, decoded: list[bytes]) -> None:
-    copy = folder.root / folder.splits["val"][0].file
-    copy.write_bytes((folder.root / folder.splits["train"][0].file).read_bytes())
-    examine(read_folder(data_config(folder.root)), RULES, tmp_path / "memory")
+def test_equal_contents_are_decoded_once(
+    folder: Dataset, root: Path, tmp_path: Path, decoded: list[bytes]
+) -> None:
+    copy = root / folder.splits["val"][0].file
+    copy.write_bytes((root / folder.splits["train"][0].file).read_bytes())
+    examine(read_folder(data_config(root)), RULES, tmp_path / "memory")
     assert len(decoded) == 38
 
 
-def test_other_rules_are_another_question(folder: ImageFolder, tmp_path: Path, decoded: list[bytes]) -> None:
+def test_other_rules_are_another_question(folder: Dataset, tmp_path: Path, decoded: list[bytes]) -> None:
     examine(folder, RULES, tmp_path / "memory")
     strict = Preprocessing(image_size=16, resize_size=16, max_pixels=100)
     found = examine(folder, strict, tmp_path / "memory")
@@ -70,7 +80,7 @@ def test_other_rules_are_another_question(folder: ImageFolder, tmp_path: Path, d
 
 @pytest.mark.parametrize("cut", [2, 40, 200])
 def test_killed_check_continues_and_forgets_only_the_line_it_was_writing(
-    folder: ImageFolder, tmp_path: Path, decoded: list[bytes], cut: int
+    folder: Dataset, tmp_path: Path, decoded: list[bytes], cut: int
 ) -> None:
     first = examine(folder, RULES, tmp_path / "memory")
     path = remembered(tmp_path / "memory")
@@ -83,7 +93,7 @@ def test_killed_check_continues_and_forgets_only_the_line_it_was_writing(
 
 
 def test_line_of_something_else_is_no_fact(
-    folder: ImageFolder, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    folder: Dataset, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     first = examine(folder, RULES, tmp_path / "memory")
     path = remembered(tmp_path / "memory")
@@ -95,25 +105,27 @@ def test_line_of_something_else_is_no_fact(
     assert "3 lines were cut short" in caplog.text
 
 
-def test_image_folder_is_left_as_it_was(folder: ImageFolder, tmp_path: Path) -> None:
-    before = sorted(folder.root.rglob("*"))
+def test_image_folder_is_left_as_it_was(folder: Dataset, root: Path, tmp_path: Path) -> None:
+    before = sorted(root.rglob("*"))
     examine(folder, RULES, tmp_path / "memory")
-    assert sorted(folder.root.rglob("*")) == before
+    assert sorted(root.rglob("*")) == before
 
 
-def test_file_changed_meanwhile_is_not_remembered_as_what_it_was(folder: ImageFolder, tmp_path: Path) -> None:
-    (folder.root / folder.splits["test"][-1].file).write_bytes(b"other")
+def test_file_changed_meanwhile_is_not_remembered_as_what_it_was(
+    folder: Dataset, root: Path, tmp_path: Path
+) -> None:
+    (root / folder.splits["test"][-1].file).write_bytes(b"other")
     with pytest.raises(DataError, match=r"test/cat/2.png: changed while the data set was being checked"):
         examine(folder, RULES, tmp_path / "memory")
 
 
 def test_file_that_cannot_be_read_is_asked_for_again(
-    folder: ImageFolder, tmp_path: Path, decoded: list[bytes]
+    folder: Dataset, root: Path, tmp_path: Path, decoded: list[bytes]
 ) -> None:
     sample = folder.splits["test"][0]
-    data = (folder.root / sample.file).read_bytes()
-    (folder.root / sample.file).unlink()
+    data = (root / sample.file).read_bytes()
+    (root / sample.file).unlink()
     found = examine(folder, RULES, tmp_path / "memory")[sample.sha256]
-    assert found == Refusal("UNREADABLE", "the file cannot be read (No such file or directory)")
-    (folder.root / sample.file).write_bytes(data)
+    assert found == Refusal("UNREADABLE", "cannot be read (No such file or directory)")
+    (root / sample.file).write_bytes(data)
     assert isinstance(examine(folder, RULES, tmp_path / "memory")[sample.sha256], Facts)

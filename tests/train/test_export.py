@@ -9,16 +9,17 @@ from tests.train.conftest import MakeConfig, MakeFolder
 from train import export as stage
 from train import parity
 from train.config import Config
+from train.dataset import Dataset
 from train.evaluate import evaluate
 from train.export import export
 from train.fit import fit
-from train.folder import ImageFolder, read_folder
+from train.folder import read_folder
 from train.parity import ParityError
 from train.runs import run_for
 
 
 @pytest.fixture
-def trained(make_folder: MakeFolder, make_config: MakeConfig) -> tuple[Config, ImageFolder]:
+def trained(make_folder: MakeFolder, make_config: MakeConfig) -> tuple[Config, Dataset]:
     # Twelve numeric names: '10' comes before '2' (case A03).
     config = make_config(
         make_folder(tuple(map(str, range(12))), train=2, val=2, test=1), training__epochs="1"
@@ -28,13 +29,13 @@ def trained(make_folder: MakeFolder, make_config: MakeConfig) -> tuple[Config, I
     return config, folder
 
 
-def exported(trained: tuple[Config, ImageFolder]) -> Path:
+def exported(trained: tuple[Config, Dataset]) -> Path:
     config, folder = trained
     run = run_for(config, folder)
     return export(config, run, folder, evaluate(config, run, folder))
 
 
-def test_bundle_carries_its_proof(trained: tuple[Config, ImageFolder]) -> None:
+def test_bundle_carries_its_proof(trained: tuple[Config, Dataset]) -> None:
     directory = exported(trained)
     bundle = open_bundle(directory)
     assert bundle.version == 1
@@ -46,7 +47,7 @@ def test_bundle_carries_its_proof(trained: tuple[Config, ImageFolder]) -> None:
     check_nothing_is_done_twice(trained, directory)
 
 
-def check_class_names(bundle: Bundle, folder: ImageFolder) -> None:
+def check_class_names(bundle: Bundle, folder: Dataset) -> None:
     """Case A03: one list, written once by training, the same in every artefact."""
     assert bundle.signature.classes == folder.classes
     assert (bundle.directory / "labels.txt").read_text().split() == list(folder.classes)
@@ -54,13 +55,13 @@ def check_class_names(bundle: Bundle, folder: ImageFolder) -> None:
     assert len(bundle.golden) == 24
 
 
-def check_nothing_is_done_twice(trained: tuple[Config, ImageFolder], directory: Path) -> None:
+def check_nothing_is_done_twice(trained: tuple[Config, Dataset], directory: Path) -> None:
     assert exported(trained) == directory
     assert [path.name for path in directory.parent.iterdir() if not path.name.startswith(".")] == ["1"]
 
 
 def test_failed_gate_publishes_nothing_and_keeps_the_report(
-    trained: tuple[Config, ImageFolder], monkeypatch: pytest.MonkeyPatch
+    trained: tuple[Config, Dataset], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(parity.TOLERANCES, "float32", 0.0)
     with pytest.raises(ParityError, match="Nothing was published"):
@@ -73,7 +74,7 @@ def test_failed_gate_publishes_nothing_and_keeps_the_report(
 
 
 def test_damaged_bundle_is_refused_and_replaced_under_a_new_version(
-    trained: tuple[Config, ImageFolder],
+    trained: tuple[Config, Dataset],
 ) -> None:
     directory = exported(trained)
     (directory / "labels.txt").chmod(0o644)

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from tests.train.conftest import MakeFolder, data_config, save_image
-from train.folder import DataError, read_folder
+from train.dataset import DataError
+from train.folder import read_folder
 
 
 def test_class_list_is_that_of_training_when_validation_lacks_a_class(

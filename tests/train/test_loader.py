@@ -10,7 +10,8 @@ from PIL import Image
 from slipway.contract import Preprocessing
 from tests.train.conftest import MakeFolder, data_config
 from train.config import AugmentConfig
-from train.folder import DataError, ImageFolder, read_folder
+from train.dataset import DataError, Dataset
+from train.folder import read_folder
 from train.loader import Batch, PlainSamples, TrainingSamples, plain_batches, training_batches
 from train.order import Order
 
@@ -18,7 +19,7 @@ RULES = Preprocessing(image_size=16, resize_size=16)
 
 
 def stream(
-    folder: ImageFolder, *, cursor: int = 0, rank: int = 0, world_size: int = 1, workers: int = 0
+    folder: Dataset, *, cursor: int = 0, rank: int = 0, world_size: int = 1, workers: int = 0
 ) -> list[Batch]:
     samples = TrainingSamples(folder, RULES, AugmentConfig(), seed=0)
     order = Order(
@@ -110,6 +111,76 @@ def test_undecodable_file_is_named(make_folder: MakeFolder, workers: int, damage
         stream(read_folder(data_config(root)), workers=workers)
     assert str(caught.value).startswith(f"{bad}: ")
     assert "\n" not in str(caught.value)
+
+
+def skipping(folder: Dataset, **place: int) -> list[Batch]:
+    """As `stream`, but skipping, and in an order that does not depend on the files' contents."""
+    samples = TrainingSamples(folder, RULES, AugmentConfig(), seed=0, on_bad_sample="skip")
+    order = Order(samples=len(samples.samples), batch_size=6, epochs=2, seed=0, fingerprint="fixed")
+    whole = {"cursor": 0, "accumulate": 1, "rank": 0, "world_size": 1, "workers": 0}
+    return list(training_batches(samples, order, **{**whole, **place}))
+
+
+def test_skipped_sample_weighs_nothing_and_moves_no_other(
+    make_folder: MakeFolder, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Case A07: the order stays, the count is exact, the file is named once, and no black image takes its place."""
+    root = make_folder()
+    whole = skipping(read_folder(data_config(root)))
+    (root / "train" / "bee" / "3.png").write_bytes(b"<html>404</html>")
+    folder = read_folder(data_config(root))
+    bad = [sample.file for sample in folder.splits["train"]].index("train/bee/3.png")
+    good = TrainingSamples(folder, RULES, AugmentConfig(), seed=0)
+    skipped = skipping(folder)
+    assert [len(batch.labels) for batch in skipped] == [len(batch.labels) for batch in whole]
+    assert sum(len(batch.weights) - int(batch.weights.sum()) for batch in skipped) == 2  # once an epoch
+    for before, after in zip(whole, skipped, strict=True):
+        kept = after.weights > 0
+        assert torch.equal(after.images[kept], before.images[kept])
+        assert torch.equal(after.labels[kept], before.labels[kept])
+        assert torch.equal(
+            after.labels[~kept], torch.full((int((~kept).sum()),), good.samples[bad + 1].label)
+        )
+        # Made of the next sample, so that batch statistics are those of real images.
+        assert (after.images[~kept].amax(dim=(2, 3)) > after.images[~kept].amin(dim=(2, 3))).all()
+    warnings = [record.message for record in caplog.records if "skipped" in record.message]
+    assert len(warnings) == 1
+    assert f"{root}/train/bee/3.png: NOT_AN_IMAGE" in warnings[0]
+
+
+def test_skipping_is_the_same_with_any_workers_ranks_and_cursor(make_folder: MakeFolder) -> None:
+    """Cases A07, B02, B11: what takes a bad sample's place depends on nothing but the data set."""
+    root = make_folder()
+    for name in ("ant/0.png", "bee/3.png", "bee/4.png", "cat/6.png"):
+        (root / "train" / name).write_bytes(b"")
+    folder = read_folder(data_config(root))
+    alone = skipping(folder)
+    for batches in (skipping(folder, workers=2), skipping(folder, cursor=12)):
+        for expected, batch in zip(alone[-len(batches) :], batches, strict=True):
+            for field in ("images", "labels", "weights"):
+                assert torch.equal(getattr(batch, field), getattr(expected, field))
+    ranks = [skipping(folder, rank=rank, world_size=2) for rank in range(2)]
+    assert len(ranks[0]) == len(ranks[1]) == len(alone)
+    for expected, *parts in zip(alone, *ranks, strict=True):
+        assert torch.equal(torch.cat([part.images for part in parts]), expected.images)
+        assert torch.equal(torch.cat([part.weights for part in parts]), expected.weights)
+
+
+def test_nothing_to_put_in_a_bad_samples_place_is_an_error(make_folder: MakeFolder) -> None:
+    root = make_folder(train=2)
+    for path in (root / "train").rglob("*.png"):
+        path.write_bytes(b"no image")
+    with pytest.raises(DataError, match="none of the 6 training images can be decoded"):
+        skipping(read_folder(data_config(root)))
+
+
+def test_bad_sample_of_validation_is_never_skipped(make_folder: MakeFolder) -> None:
+    """Case A07: a score over fewer images is another score."""
+    root = make_folder()
+    (root / "val" / "ant" / "1.png").write_bytes(b"")
+    samples = PlainSamples(read_folder(data_config(root)), "val", RULES)
+    with pytest.raises(DataError, match=r"val/ant/1.png: EMPTY"):
+        list(plain_batches(samples, 4, rank=0, world_size=1, workers=0))
 
 
 def test_images_of_every_mode_share_a_batch(make_folder: MakeFolder) -> None:
