@@ -96,7 +96,7 @@ lock: python ## Pin requirements/*.in, with hashes, in requirements/*.lock
 	@$(SERVE_PYTHON) scripts/lock.py $(ARGS)
 
 clean: ## Remove what the stages made (never .venv, nor an image folder of your own)
-	rm -rf data/digits runs bundles model_repository
+	rm -rf data/digits data/photos data/.cache runs bundles model_repository
 	rm -rf .coverage htmlcov .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 distclean: clean ## The same, and the environments
