@@ -16,7 +16,7 @@ OPTIONS = --config "$(CONFIG)" $(ARGS)
 
 .DEFAULT_GOAL := help
 .PHONY: help setup data train evaluate export publish serve smoke predict report pipeline \
-	test test-fast chaos-train fuzz-preprocessing benchmark-preprocessing \
+	test test-fast chaos-train equivalence fuzz-preprocessing benchmark-preprocessing \
 	lint format lock clean distclean \
 	python train-environment serve-environment server dev-environments
 
@@ -71,6 +71,9 @@ test-fast: dev-environments ## Run the tests that start no real training and no 
 
 chaos-train: dev-environments ## Kill real training 52 times at random moments; it must not lose or repeat a step
 	@$(TRAIN_PYTHON) -m pytest tests/integration/test_kill_anywhere.py --kills 13 --timeout 3600 -s $(ARGS)
+
+equivalence: dev-environments ## Train in every combination of strategy, compilation, micro-batches and precision
+	@$(TRAIN_PYTHON) -m pytest tests/integration/test_equivalence.py --whole-matrix $(ARGS)
 
 fuzz-preprocessing: serve-environment ## Feed N damaged images to preprocessing: they are read, or refused in words
 	@$(SERVE_PYTHON) -m tests.slipway.fuzz $(N)

@@ -7,3 +7,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--kills", type=int, default=2, help="how often each training run is killed (default: 2)"
     )
+    parser.addoption(
+        "--whole-matrix",
+        action="store_true",
+        help="train in every combination of strategy, precision and the rest",
+    )

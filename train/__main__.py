@@ -50,13 +50,14 @@ def main(arguments: list[str]) -> Path | None:
 
 def _run(stage: str, config: Config, smoke: Path | None) -> Path | None:
     # Imported stage by stage: torch takes seconds, and `--help`, `data` and wrong options should answer at once.
+    from train.debug import simplified
     from train.sources import folder_of, read_dataset
 
     if config.data.embedded:
         from train.embedded import write_embedded
 
         write_embedded(config.data)
-    folder = read_dataset(config.data)
+    config, folder = simplified(config, read_dataset(config.data))
     if stage == "data":
         from train.preflight import require_decodable
 

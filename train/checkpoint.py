@@ -1,6 +1,6 @@
 """Checkpoints: the complete state of training at an optimiser step, as a sealed directory.
 
-    checkpoints/step-00000123/
+    checkpoints/step-00000123/     (step-00000123+0002, if two windows since the start of training were passed over)
       state/*.safetensors   model.*, optimizer.* and ema.*: a file for each rank, written by all ranks at once
       progress.json         where training stands, and the loss scale
       signature.json        the contract of the model
@@ -60,16 +60,24 @@ class CheckpointError(SlipwayError):
 class Progress:
     """How far training has come.
 
-    step: optimiser steps taken. cursor: samples consumed by all ranks. skipped: steps lost to overflow, or to a
-    window without a good sample. bad_samples: of those consumed, how many could not be decoded. loss_scale: the
-    GradScaler's state; empty where there is none.
+    step: optimiser steps taken. cursor: samples consumed by all ranks. skipped: steps that were not taken, because
+    of overflow, a bad loss, or a window without a good sample. bad_samples: of those consumed, how many could not be
+    decoded. precision: what training really runs in. loss_average: over the last steps. loss_scale: the GradScaler's
+    state; empty where there is none.
     """
 
     step: int = 0
     cursor: int = 0
     skipped: int = 0
     bad_samples: int = 0
+    precision: str = "32-true"
+    loss_average: float | None = None
     loss_scale: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """Of the checkpoint that holds it. Every window of the data has another one, and they sort by time."""
+        return f"step-{self.step:08d}" + (f"+{self.skipped:04d}" if self.skipped else "")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,7 +95,7 @@ def save(
 
     Raises SealError on every rank when it cannot be written; earlier checkpoints stay as they are.
     """
-    directory = run.checkpoints / f"step-{progress.step:08d}"
+    directory = run.checkpoints / progress.name
     if machine.decide(directory.exists()):
         return directory
     with _staged_by_all(machine, directory, run.inputs) as staging:
@@ -150,6 +158,16 @@ def load_weights(choice: Choice, module: torch.nn.Module) -> None:
     _read_tensors(tensors, choice.directory, alone=True)
 
 
+def read_weights(choice: Choice) -> Tensors:
+    """The chosen weights of a checkpoint, on the CPU, by the module's own names. Raises SealError."""
+    sealed.verify(choice.directory, KIND)
+    group = "model" if choice.weights == "raw" else "ema"
+    stored = _stored(choice.directory, f"{group}.")
+    tensors = {name: torch.empty(entry.size, dtype=entry.properties.dtype) for name, entry in stored.items()}
+    _read_tensors(tensors, choice.directory, alone=True)
+    return {name.removeprefix(f"{group}."): value for name, value in tensors.items()}
+
+
 def load_progress(directory: Path) -> Progress:
     return Progress(**json.loads((directory / "progress.json").read_bytes()))
 
@@ -194,7 +212,7 @@ def _ranked(run: Run) -> list[tuple[str, Weights]]:
     """Evaluated checkpoints by name and weights, best first."""
     evaluations = [line for line in read_metrics(run) if line["kind"] == "evaluation"]
     evaluations.sort(key=lambda line: (-line["accuracy"], line["loss"], -line["step"]))
-    return [(f"step-{line['step']:08d}", line["weights"]) for line in evaluations]
+    return [(line["checkpoint"], line["weights"]) for line in evaluations]
 
 
 def _prune(run: Run, keep: int) -> None:
@@ -230,13 +248,8 @@ def _write_tensors(tensors: Tensors, directory: Path, *, alone: bool) -> None:
 
 def _read_tensors(tensors: Tensors, directory: Path, *, alone: bool) -> None:
     """Fill `tensors` in place, after checking that the checkpoint has just these names and shapes."""
-    reader = HuggingFaceStorageReader(str(directory / STATE))
     groups = tuple({f"{name.split('.')[0]}." for name in tensors})
-    shapes = {
-        name: entry.size
-        for name, entry in reader.read_metadata().state_dict_metadata.items()
-        if name.startswith(groups) and isinstance(entry, TensorStorageMetadata)
-    }
+    shapes = {name: entry.size for name, entry in _stored(directory, groups).items()}
     for problem, names in (
         ("lacks", tensors.keys() - shapes.keys()),
         ("has the unknown", shapes.keys() - tensors.keys()),
@@ -250,8 +263,19 @@ def _read_tensors(tensors: Tensors, directory: Path, *, alone: bool) -> None:
                 f"{directory}: does not fit this model: it {problem} {min(names)} ({len(names)} of {len(tensors)}). "
                 "Was it trained with another model.name, model.stem, optimizer.name or class list?"
             )
+    reader = HuggingFaceStorageReader(str(directory / STATE))
     with _plain_errors(directory), _one_process_is_meant():
         state_dict_loader.load(tensors, storage_reader=reader, no_dist=alone)
+
+
+def _stored(directory: Path, groups: str | tuple[str, ...]) -> dict[str, TensorStorageMetadata]:
+    """What a checkpoint holds of the tensors whose names start with one of `groups`."""
+    metadata = HuggingFaceStorageReader(str(directory / STATE)).read_metadata().state_dict_metadata
+    return {
+        name: entry
+        for name, entry in metadata.items()
+        if name.startswith(groups) and isinstance(entry, TensorStorageMetadata)
+    }
 
 
 @contextmanager

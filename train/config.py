@@ -1,5 +1,6 @@
 """Every option of training, with its default and its range. A config file overrides only what changes."""
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -100,6 +101,10 @@ class AugmentConfig:
     min_scale: float = option(0.35, "smallest share of the area a random crop keeps", above=0, at_most=1)
     max_stretch: float = option(4 / 3, "a random crop's aspect ratio is drawn from 1/this..this", at_least=1)
     flip: float = option(0.5, "probability of a horizontal flip", at_least=0, at_most=1)
+    mixup: float = option(
+        0.0, "blend pairs of images: parameter of the Beta distribution; 0: never", at_least=0
+    )
+    cutmix: float = option(0.0, "paste boxes from one image into another: the same parameter", at_least=0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,6 +116,12 @@ class ModelConfig:
     stem: Literal["standard", "small"] = option(
         "standard", "small: keep the resolution of images below 64 pixels"
     )
+    pretrained: str | None = option(None, "torchvision weights to start from, such as DEFAULT")
+    start_from: Path | None = option(None, "a checkpoint directory whose weights to start from")
+
+    def problems(self) -> Iterator[tuple[str, str]]:
+        if self.pretrained and self.start_from:
+            yield "pretrained", "and model.start_from are both given; weights can come from one of them only"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,6 +131,21 @@ class OptimizerConfig:
     weight_decay: float = option(0.05, "of weights; norms and biases are spared", at_least=0)
     warmup: float = option(0.1, "share of all steps in which the learning rate rises", at_least=0, below=1)
     clip_norm: float | None = option(1.0, "largest gradient norm; null clips nothing", above=0)
+    freeze: tuple[str, ...] = option((), "names of parameters that do not learn, such as backbone.layer1.*")
+    lr_scales: tuple[str, ...] = option(
+        (), "learning rates relative to `lr`, such as backbone.fc.*=10; the last that matches counts"
+    )
+
+    def problems(self) -> Iterator[tuple[str, str]]:
+        for entry in self.lr_scales:
+            pattern, _, factor = entry.rpartition("=")
+            if not pattern or not re.fullmatch(r"\d+(\.\d+)?(e-?\d+)?", factor) or float(factor) == 0:
+                yield "lr_scales", f"has {entry!r}; expected a name pattern, =, and a factor above 0"
+
+    def scales(self) -> dict[str, float]:
+        """Pattern -> factor, in the order given."""
+        parts = (entry.rpartition("=") for entry in self.lr_scales)
+        return {pattern: float(factor) for pattern, _, factor in parts}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,14 +155,24 @@ class TrainingConfig:
     accumulate: int = option(1, "micro-batches a rank works off per step, to save memory", at_least=1)
     label_smoothing: float = option(0.0, "share of the target spread over all classes", at_least=0, below=1)
     seed: int = option(0, "of weights, data order and augmentation", at_least=0)
-    precision: Literal["32-true", "bf16-mixed", "16-mixed"] = option(
-        "32-true", "of the forward and backward pass"
+    precision: Literal["32-true", "bf16-mixed", "16-mixed", "auto"] = option(
+        "32-true", "of the forward and backward pass; auto: bf16-mixed where the device has it built in"
     )
     log_every: int = option(5, "steps between lines in metrics.jsonl", at_least=1)
     checkpoint_every: int | None = option(None, "steps between checkpoints, besides one an epoch", at_least=1)
     ema: float | None = option(
         None, "decay of a moving average of the weights, such as 0.999; null keeps none", at_least=0, below=1
     )
+    patience: int | None = option(
+        None, "epochs without a better validation after which training ends; null waits for ever", at_least=1
+    )
+    on_bad_loss: Literal["stop", "skip", "rollback"] = option(
+        "stop", "skip: pass over the samples; rollback: return to the last checkpoint, then pass over them"
+    )
+    spike_factor: float | None = option(
+        None, "a loss so many times its recent average is bad too; null: only NaN and infinity are", above=1
+    )
+    log_layers_every: int | None = option(None, "steps between gradient norms of every layer", at_least=1)
     keep_checkpoints: int = option(2, "newest checkpoints kept besides the best", at_least=1)
 
 
@@ -147,7 +183,33 @@ class HardwareConfig:
     strategy: Literal["auto", "ddp", "fsdp2"] = option(
         "auto", "of several processes: ddp copies the model, fsdp2 shards it; auto: ddp"
     )
+    replicas: int = option(
+        1, "fsdp2: copies of the model, each sharded over its share of the processes", at_least=1
+    )
+    activation_checkpointing: Literal["none", "block", "selective"] = option(
+        "none", "compute activations again in backward; selective: but for convolutions and matrix products"
+    )
+    compile: Literal["none", "block", "whole"] = option("none", "what torch.compile takes at a time")
+    channels_last: bool = option(default=False, help="lay images out as NHWC, which many devices prefer")
     deterministic: bool = option(default=True, help="refuse operations that differ from run to run")
+
+    def problems(self) -> Iterator[tuple[str, str]]:
+        if self.replicas > 1 and self.strategy != "fsdp2":
+            yield "replicas", f"is {self.replicas}, which only hardware.strategy fsdp2 knows"
+        if self.compile != "none" and self.activation_checkpointing != "none":
+            yield (
+                "activation_checkpointing",
+                "does not go together with hardware.compile, which chooses by itself what to compute again",
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class DebugConfig:
+    mode: Literal["one-batch", "overfit"] | None = option(
+        None, "one-batch: one step of everything; overfit: learn one batch by heart"
+    )
+    anomaly: bool = option(default=False, help="let autograd name the operation that made a NaN (slow)")
+    profile: bool = option(default=False, help="record a few steps with torch.profiler")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -169,4 +231,5 @@ class Config:
     optimizer: OptimizerConfig = section(OptimizerConfig)
     training: TrainingConfig = section(TrainingConfig)
     hardware: HardwareConfig = section(HardwareConfig)
+    debug: DebugConfig = section(DebugConfig)
     export: ExportConfig = section(ExportConfig)

@@ -6,23 +6,21 @@ scale and two integers; the order of samples, augmentation, dropout and the lear
 
 import logging
 import math
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
-from torch.nn.functional import cross_entropy
 from torch.utils.tensorboard import SummaryWriter
 
 from slipway import hashing, sealed
 from slipway.contract import Signature
-from slipway.errors import SlipwayError
-from train import checkpoint
+from train import checkpoint, execution, health, warm_start
 from train.checkpoint import Progress, Weights
 from train.config import Config
 from train.dataset import Dataset
@@ -30,18 +28,31 @@ from train.display import Display, display
 from train.ema import Average
 from train.evaluate import score
 from train.hardware import Machine, launch
+from train.health import BadStep, DivergedError
+from train.instruments import instruments
 from train.loader import Batch, PlainSamples, TrainingSamples, plain_batches, training_batches
+from train.meter import Meter
+from train.mixing import mix
 from train.model import build_model
 from train.optimizer import build_optimizer, learning_rate, set_learning_rate
 from train.order import Order, Window
+from train.parameters import freeze
 from train.preemption import Preempted, StopRequest, stop_requests
-from train.runs import Run, append_metrics, describe, forget_metrics_after, read_metrics, run_for
+from train.runs import (
+    Run,
+    append_metrics,
+    describe,
+    epochs_without_gain,
+    forget_metrics_after,
+    read_metrics,
+    run_for,
+)
 
 logger = logging.getLogger(__name__)
 
 
-class DivergedError(SlipwayError):
-    """The loss or the gradient is not finite. Decided by all ranks together."""
+class _RolledBackError(Exception):
+    """A bad step was written down; training is to go on from the last checkpoint."""
 
 
 @dataclass(kw_only=True)
@@ -60,14 +71,16 @@ class Trainer:
     ema: Average | None
     progress: Progress
     stop: StopRequest
+    meter: Meter
 
 
 @dataclass(frozen=True, kw_only=True)
 class Outputs:
-    """Where progress is shown and logged. `board` is there on the first rank only."""
+    """Where progress is shown and logged. `board` and `profiler` are there on the first rank only."""
 
     show: Display
     board: SummaryWriter | None
+    profiler: torch.profiler.profile | None = None
 
 
 def fit(config: Config, folder: Dataset) -> Path:
@@ -75,7 +88,7 @@ def fit(config: Config, folder: Dataset) -> Path:
 
     Raises:
         Preempted: SIGTERM or SIGUSR1 came; the state was saved, and the next call continues there.
-        DivergedError: the loss is no longer finite.
+        DivergedError: the loss went bad, and `training.on_bad_loss` is stop, or it did so too often.
         SealError: a checkpoint could not be written.
         DataError: an image cannot be decoded; the message names it.
     """
@@ -86,9 +99,11 @@ def fit(config: Config, folder: Dataset) -> Path:
             stack.enter_context(sealed.only_one(run.directory, f"run {run.directory.name}"))
         machine.fabric.barrier()
         stop = stack.enter_context(stop_requests())
-        trainer = _prepare(config, run, folder, machine, stop)
-        _restore_newest(trainer)
-        if trainer.progress.cursor == trainer.order.end and not _unscored(trainer):
+        newest = machine.decide(checkpoint.newest(run) if machine.is_first else None)
+        trainer = _prepare(config, run, folder, machine, stop, is_new=newest is None)
+        if newest:
+            _restore(trainer, newest)
+        if _is_finished(trainer):
             logger.info("trained already: %s", run.directory)
         else:
             _train(trainer)
@@ -97,10 +112,16 @@ def fit(config: Config, folder: Dataset) -> Path:
     return run.directory
 
 
-def _prepare(config: Config, run: Run, folder: Dataset, machine: Machine, stop: StopRequest) -> Trainer:
+def _prepare(
+    config: Config, run: Run, folder: Dataset, machine: Machine, stop: StopRequest, *, is_new: bool
+) -> Trainer:
     torch.manual_seed(config.training.seed)
     signature = checkpoint.signature_for(config, folder)
     module = build_model(config.model, len(folder.classes), signature.mean, signature.std)
+    if is_new:
+        warm_start.start(module, config.model)
+    freeze(module, config.optimizer.freeze)
+    execution.prepare(module, config.hardware)
     model = machine.fabric.setup_module(module)
     # After the module, because sharding replaces its parameters.
     optimizer = machine.fabric.setup_optimizers(build_optimizer(module, config.optimizer))
@@ -116,45 +137,60 @@ def _prepare(config: Config, run: Run, folder: Dataset, machine: Machine, stop: 
             epochs=config.training.epochs,
             seed=config.training.seed,
             fingerprint=folder.fingerprint,
+            avoided=machine.decide(health.avoided(run)),
         ),
         module=module,
         model=model,
         optimizer=optimizer,
         ema=None if config.training.ema is None else Average(module, config.training.ema),
-        progress=Progress(),
+        progress=Progress(precision=machine.precision.precision),
         stop=stop,
+        meter=Meter(machine.device),
     )
 
 
-def _restore_newest(trainer: Trainer) -> None:
-    directory = trainer.machine.decide(checkpoint.newest(trainer.run) if trainer.machine.is_first else None)
-    if directory is None:
-        return
+def _restore(trainer: Trainer, directory: Path) -> None:
     average = trainer.ema.values if trainer.ema else None
     plain_optimizer = trainer.optimizer.optimizer
-    trainer.progress = checkpoint.restore(
-        directory, trainer.machine, trainer.module, plain_optimizer, average
-    )
+    stored = checkpoint.restore(directory, trainer.machine, trainer.module, plain_optimizer, average)
+    if stored.precision != trainer.progress.precision and trainer.machine.is_first:
+        logger.warning(
+            "WARNING: trained in %s so far, goes on in %s: training.precision is auto, and this is another device",
+            stored.precision,
+            trainer.progress.precision,
+        )
+    trainer.progress = replace(stored, precision=trainer.progress.precision)
     if trainer.progress.loss_scale:
         trainer.machine.precision.load_state_dict(trainer.progress.loss_scale)
 
 
 def _train(trainer: Trainer) -> None:
-    order, config = trainer.order, trainer.config
     with ExitStack() as stack:
         outputs = _open_outputs(trainer, stack)
         if _at_epoch_end(trainer):
             _validate(trainer, outputs)  # what was not scored before training stopped, if anything
-        batches = _batches(trainer)
-        for window in order.windows(trainer.progress.cursor):
-            stopping = _step(trainer, window, batches, outputs)
-            at_end = _at_epoch_end(trainer)
-            if at_end or stopping or _is_due(trainer.progress.step, config.training.checkpoint_every):
-                _save(trainer)
-            if stopping:
-                raise _stopped(trainer)
-            if at_end:
-                _validate(trainer, outputs)
+        while not _is_finished(trainer):
+            try:
+                _work_off(trainer, outputs)
+            except _RolledBackError:
+                _roll_back(trainer)
+
+
+def _work_off(trainer: Trainer, outputs: Outputs) -> None:
+    """Every window from where training stands to its end."""
+    batches = trainer.meter.timed(_batches(trainer))
+    for window in trainer.order.windows(trainer.progress.cursor):
+        stopping = _step(trainer, window, batches, outputs)
+        at_end = _at_epoch_end(trainer)
+        if at_end or stopping or _is_due(trainer.progress.step, trainer.config.training.checkpoint_every):
+            _save(trainer)
+        if stopping:
+            raise _stopped(trainer)
+        if at_end:
+            _validate(trainer, outputs)
+            trainer.meter.end_epoch()
+            if _is_finished(trainer):
+                return
 
 
 def _open_outputs(trainer: Trainer, stack: ExitStack) -> Outputs:
@@ -164,38 +200,44 @@ def _open_outputs(trainer: Trainer, stack: ExitStack) -> Outputs:
     if not machine.is_first:
         return Outputs(show=show, board=None)
     describe(run, config, trainer.folder, machine)
-    forget_metrics_after(run, trainer.progress.step)
+    forget_metrics_after(run, trainer.progress.cursor)
     if trainer.progress.step:
         logger.info("continuing %s at step %d", run.directory.name, trainer.progress.step)
     board = SummaryWriter(str(run.directory / "tensorboard"))
     stack.callback(board.close)
-    return Outputs(show=show, board=board)
+    profiler = stack.enter_context(instruments(config.debug, run))
+    return Outputs(show=show, board=board, profiler=profiler)
 
 
 def _step(trainer: Trainer, window: Window, batches: Iterator[Batch], outputs: Outputs) -> bool:
-    """One optimiser step over one window of samples, or none at all: on overflow, or when no sample is good.
+    """One optimiser step over one window of samples, or, where that is not to be, none at all.
 
     Returns whether any rank was asked to stop.
     """
     config, progress = trainer.config, trainer.progress
-    started = time.perf_counter()
+    if window.end in trainer.order.avoided:
+        _pass_over(trainer, window)
+        return False
     _seed_step(config.training.seed, window.end, trainer.machine.fabric.global_rank)
     rate = learning_rate(progress.step, trainer.order.steps, config.optimizer)
     set_learning_rate(trainer.optimizer, rate)
+    statistics = _batch_statistics(trainer)
     loss, bad, stopping = _accumulate_gradients(trainer, window, batches)
-    progress = replace(progress, bad_samples=progress.bad_samples + bad)
-    if bad == len(window.indices):  # nothing to learn from: as little moves as on overflow
+    trainer.progress = progress = replace(progress, bad_samples=progress.bad_samples + bad)
+    if bad == len(window.indices):  # nothing to learn from
         trainer.optimizer.zero_grad()
-        trainer.progress = replace(progress, cursor=window.end, skipped=progress.skipped + 1)
+        _pass_over(trainer, window)
         return stopping
     norm = _clip(trainer)
+    layers = _layer_norms(trainer)
     scaler = getattr(trainer.machine.precision, "scaler", None)
-    # Both numbers are the same on every rank, so all decide alike.
-    if not math.isfinite(loss) or not (math.isfinite(norm) or scaler):
-        raise DivergedError(
-            f"step {progress.step}, epoch {window.epoch}: the loss is {loss} and the gradient norm {norm}. "
-            f"Lower optimizer.lr ({config.optimizer.lr:g}) or set optimizer.clip_norm; checkpoints are intact"
-        )
+    # All these numbers are the same on every rank, so all decide alike.
+    problem = health.problem_with(
+        loss, norm, progress.loss_average, config.training, scaled=scaler is not None
+    )
+    if problem:
+        _answer(trainer, window, problem, statistics)
+        return stopping
     trainer.optimizer.step()
     trainer.optimizer.zero_grad()
     loss_scale = trainer.machine.precision.state_dict() if scaler else {}
@@ -203,15 +245,77 @@ def _step(trainer: Trainer, window: Window, batches: Iterator[Batch], outputs: O
     if not math.isfinite(norm):
         trainer.progress = replace(trainer.progress, skipped=progress.skipped + 1)
         return stopping
-    trainer.progress = replace(trainer.progress, step=progress.step + 1)
+    average = health.averaged(progress.loss_average, loss, progress.step)
+    trainer.progress = replace(trainer.progress, step=progress.step + 1, loss_average=average)
     if trainer.ema:
         trainer.ema.update(trainer.module)
-    images_per_second = len(window.indices) / (time.perf_counter() - started)
-    outputs.show.step(trainer.progress.step, loss, rate, images_per_second)
-    if outputs.board and _is_due(trainer.progress.step, config.training.log_every):
-        figures = {"loss": loss, "lr": rate, "gradient_norm": norm, "images_per_second": images_per_second}
-        _log(trainer, window, outputs.board, figures)
+    _log_layers(trainer, outputs, layers)
+    _show_step(trainer, window, outputs, {"loss": loss, "lr": rate, "gradient_norm": norm})
     return stopping
+
+
+def _answer(trainer: Trainer, window: Window, problem: str, statistics: list[torch.Tensor]) -> None:
+    """Write a bad step down, and do about it what `training.on_bad_loss` says: on all ranks alike.
+
+    Raises DivergedError, or _RolledBackError.
+    """
+    progress, answer = trainer.progress, trainer.config.training.on_bad_loss
+    trainer.optimizer.zero_grad()
+    bad = BadStep(
+        step=progress.step,
+        epoch=window.epoch,
+        cursor=window.end,
+        reason=problem,
+        answer=answer,
+        files=tuple(trainer.folder.splits["train"][index].file for index in window.indices),
+    )
+    if trainer.machine.is_first:
+        health.record(trainer.run, bad)
+        logger.warning("WARNING: step %d, epoch %d: %s; %s", bad.step, bad.epoch, problem, answer)
+    times = trainer.machine.decide(len(health.bad_steps(trainer.run)))
+    if answer == "stop" or times > health.MOST_BAD_STEPS:
+        raise DivergedError(
+            f"step {bad.step}, epoch {bad.epoch}: {problem}. Lower optimizer.lr "
+            f"({trainer.config.optimizer.lr:g}) or set optimizer.clip_norm, or see training.on_bad_loss; checkpoints "
+            f"are intact, and bad_steps.jsonl names the samples"
+        )
+    if answer == "rollback":
+        raise _RolledBackError
+    scaler = getattr(trainer.machine.precision, "scaler", None)
+    if scaler:
+        scaler.update()  # it was asked to unscale, and waits to hear how that went
+        trainer.progress = replace(progress, loss_scale=trainer.machine.precision.state_dict())
+    for buffer, before in zip(trainer.module.buffers(), statistics, strict=True):
+        buffer.copy_(before)
+    _pass_over(trainer, window)
+
+
+def _pass_over(trainer: Trainer, window: Window) -> None:
+    """Nothing but the position in the data moves."""
+    progress = trainer.progress
+    trainer.progress = replace(progress, cursor=window.end, skipped=progress.skipped + 1)
+
+
+def _roll_back(trainer: Trainer) -> None:
+    """Return to the last checkpoint, and from there pass over what led away from it."""
+    machine, run = trainer.machine, trainer.run
+    directory = machine.decide(checkpoint.newest(run) if machine.is_first else None)
+    if directory is None:
+        raise DivergedError(
+            "training.on_bad_loss is rollback, but there is no checkpoint yet; set training.checkpoint_every"
+        )
+    _restore(trainer, directory)
+    trainer.order = replace(trainer.order, avoided=machine.decide(health.avoided(run)))
+    if machine.is_first:
+        forget_metrics_after(run, trainer.progress.cursor)
+        logger.info("back at step %d", trainer.progress.step)
+
+
+def _batch_statistics(trainer: Trainer) -> list[torch.Tensor]:
+    """A copy of all buffers, if a bad step is to leave no trace in them: its forward has moved them already."""
+    if trainer.config.training.on_bad_loss != "skip":
+        return []
+    return [buffer.clone() for buffer in trainer.module.buffers()]
 
 
 def _accumulate_gradients(
@@ -228,13 +332,12 @@ def _accumulate_gradients(
     samples = len(window.indices)
     total = torch.zeros(3, device=fabric.device)
     for number in range(len(micro_batches)):
-        batch = next(batches).to(fabric.device)
+        batch = next(batches).to(fabric.device, channels_last=config.hardware.channels_last)
         # Around every backward, also the last: Fabric leaves FSDP2's synchronisation off otherwise.
         with fabric.no_backward_sync(trainer.model, enabled=number < len(micro_batches) - 1):
-            logits = trainer.model(batch.images)
-            losses = cross_entropy(
-                logits, batch.labels, reduction="none", label_smoothing=config.training.label_smoothing
-            )
+            position = [config.training.seed, window.end, fabric.global_rank, number]
+            mixed = mix(batch, config.augment, np.random.default_rng(position))
+            losses = mixed.losses(trainer.model(mixed.images), config.training.label_smoothing)
             # Divided by the samples of the whole window, so that a small last micro-batch or rank weighs what
             # it holds. Strategies average over ranks: multiplying by their number turns that into the sum.
             loss = (losses * batch.weights).sum() / samples
@@ -331,13 +434,14 @@ def _validate_weights(trainer: Trainer, outputs: Outputs, weights: Weights) -> N
         world_size=fabric.world_size,
         workers=trainer.config.data.workers,
     )
-    result = score(trainer.module, batches, trainer.machine)
+    with execution.eager():
+        result = score(trainer.module, batches, trainer.machine)
     epoch = progress.cursor // trainer.order.samples - 1
     outputs.show.epoch(epoch, progress.step, weights, result)
     if outputs.board:
-        line = {"kind": "evaluation", "step": progress.step, "epoch": epoch, "split": "val"}
-        line |= {"weights": weights, "loss": result.loss, "accuracy": result.accuracy}
-        append_metrics(trainer.run, line)
+        line = {"kind": "evaluation", "step": progress.step, "epoch": epoch, "samples": progress.cursor}
+        line |= {"checkpoint": progress.name, "split": "val", "weights": weights}
+        append_metrics(trainer.run, {**line, "loss": result.loss, "accuracy": result.accuracy})
         outputs.board.add_scalar(f"val/loss/{weights}", result.loss, progress.step)
         outputs.board.add_scalar(f"val/accuracy/{weights}", result.accuracy, progress.step)
 
@@ -357,6 +461,15 @@ def _stopped(trainer: Trainer) -> Preempted:
     return Preempted(f"stopped at step {trainer.progress.step}; start again to continue there")
 
 
+def _is_finished(trainer: Trainer) -> bool:
+    """All epochs trained, or no gain for as long as training was to be patient; and the last weights scored."""
+    patience = trainer.config.training.patience
+    if not _at_epoch_end(trainer) or _unscored(trainer):
+        return False
+    waited = trainer.machine.decide(epochs_without_gain(trainer.run))
+    return trainer.progress.cursor == trainer.order.end or (patience is not None and waited >= patience)
+
+
 def _at_epoch_end(trainer: Trainer) -> bool:
     return trainer.progress.cursor > 0 and trainer.progress.cursor % trainer.order.samples == 0
 
@@ -370,7 +483,7 @@ def _unscored(trainer: Trainer) -> list[Weights]:
     scored = {
         line["weights"]
         for line in read_metrics(trainer.run)
-        if line["kind"] == "evaluation" and line["step"] == trainer.progress.step
+        if line["kind"] == "evaluation" and line["samples"] == trainer.progress.cursor
     }
     return trainer.machine.decide([weights for weights in kinds if weights not in scored])
 
@@ -379,9 +492,33 @@ def _is_due(step: int, every: int | None) -> bool:
     return every is not None and step % every == 0
 
 
-def _log(trainer: Trainer, window: Window, board: SummaryWriter, figures: dict[str, float]) -> None:
-    progress = trainer.progress
-    line = {"kind": "train", "step": progress.step, "epoch": window.epoch, "samples": progress.cursor}
-    append_metrics(trainer.run, {**line, **figures})
-    for name, value in figures.items():
-        board.add_scalar(f"train/{name}", value, progress.step)
+def _show_step(trainer: Trainer, window: Window, outputs: Outputs, figures: dict[str, float]) -> None:
+    progress, training, meter = trainer.progress, trainer.config.training, trainer.meter
+    meter.count(len(window.indices))
+    outputs.show.step(progress.step, figures["loss"], figures["lr"], meter.images_per_second)
+    if _is_due(progress.step, training.log_every):
+        line = {"kind": "train", "step": progress.step, "epoch": window.epoch, "samples": progress.cursor}
+        figures = {**figures, **meter.read()}
+        if outputs.board:
+            append_metrics(trainer.run, {**line, **figures})
+            for name, value in figures.items():
+                outputs.board.add_scalar(f"train/{name}", value, progress.step)
+    if outputs.profiler:
+        outputs.profiler.step()
+
+
+def _layer_norms(trainer: Trainer) -> dict[str, float]:
+    """Of the gradient that the next step takes, where they are to be logged; all ranks take part."""
+    due = _is_due(trainer.progress.step + 1, trainer.config.training.log_layers_every)
+    return health.layer_norms(trainer.module) if due else {}
+
+
+def _log_layers(trainer: Trainer, outputs: Outputs, norms: dict[str, float]) -> None:
+    if outputs.board is None or not norms:
+        return
+    step, cursor = trainer.progress.step, trainer.progress.cursor
+    append_metrics(trainer.run, {"kind": "layers", "step": step, "samples": cursor, "gradient_norms": norms})
+    for name, norm in norms.items():
+        outputs.board.add_scalar(f"gradient_norm/{name}", norm, step)
+    for sentence in health.ill_layers(norms):
+        logger.warning("WARNING: step %d: %s", step, sentence)

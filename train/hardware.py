@@ -3,6 +3,7 @@
 import logging
 import os
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -10,7 +11,7 @@ from lightning.fabric import Fabric
 from lightning.fabric.plugins import MixedPrecision, Precision
 from lightning.fabric.strategies.model_parallel import ModelParallelStrategy
 from torch import nn
-from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 from slipway.errors import SlipwayError
@@ -74,20 +75,18 @@ def launch(hardware: HardwareConfig, training: TrainingConfig) -> Machine:
     if hardware.accelerator == "cuda" and not torch.cuda.is_available():
         raise HardwareError("hardware.accelerator is cuda, but torch finds no CUDA device here")
     device = "cuda" if hardware.accelerator != "cpu" and torch.cuda.is_available() else "cpu"
-    # Under torchrun `devices="auto"` silently gives N independent trainings on CPU: count ourselves.
-    world_size = int(os.environ.get("WORLD_SIZE", hardware.devices))
-    local_size = int(os.environ.get("LOCAL_WORLD_SIZE", hardware.devices))
-    _require_divisible(training, world_size)
+    world_size, local_size = _launched(hardware.devices)
+    _require_divisible(hardware, training, world_size)
     if hardware.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(True)  # noqa: FBT003 - its only parameter
-    precision = _precision(training.precision, device)
+    precision = _precision(effective_precision(training.precision, device), device)
     logging.getLogger("lightning.fabric").setLevel(logging.WARNING)
     fabric = Fabric(
         accelerator=device,
         devices=local_size,
         num_nodes=world_size // local_size,
-        strategy=_strategy(hardware.strategy, world_size),
+        strategy=_strategy(hardware, world_size),
         plugins=[precision],
     )
     fabric.launch()
@@ -99,20 +98,51 @@ def launch(hardware: HardwareConfig, training: TrainingConfig) -> Machine:
     return Machine(fabric=fabric, precision=precision)
 
 
-def _strategy(name: str, world_size: int) -> Any:
-    if name == "fsdp2":
+def _launched(devices: int) -> tuple[int, int]:
+    """How many processes train together, and how many of them on this machine.
+
+    Under torchrun Fabric's `devices="auto"` silently gives N independent trainings on CPU, and srun's tasks would be
+    as many trainings if only `hardware.devices` counted: so the launcher is asked.
+    """
+    if "WORLD_SIZE" in os.environ:  # torchrun
+        return int(os.environ["WORLD_SIZE"]), int(os.environ["LOCAL_WORLD_SIZE"])
+    if tasks := int(os.environ.get("SLURM_STEP_NUM_TASKS", "0")):  # srun, a task a process
+        nodes = int(os.environ["SLURM_STEP_NUM_NODES"])
+        if tasks % nodes:
+            raise HardwareError(f"srun started {tasks} tasks on {nodes} nodes; every node needs as many")
+        return tasks, tasks // nodes
+    return devices, devices
+
+
+def _strategy(hardware: HardwareConfig, world_size: int) -> Any:
+    if hardware.strategy == "fsdp2":
         # Fabric's name for "the model is sharded by this function"; its own FSDP is the first, CUDA only.
-        return ModelParallelStrategy(_shard, data_parallel_size=world_size, tensor_parallel_size=1)
+        shard = partial(_shard, replicas=hardware.replicas)
+        return ModelParallelStrategy(shard, data_parallel_size=world_size, tensor_parallel_size=1)
     return "ddp" if world_size > 1 else "auto"
 
 
-def _shard(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
+def _shard(module: nn.Module, mesh: DeviceMesh, *, replicas: int) -> nn.Module:
     """Shard each block by itself, so that only one at a time is whole in memory, then what is left."""
     data_parallel = mesh["data_parallel"]
+    if replicas > 1:
+        shape = (replicas, data_parallel.size() // replicas)
+        data_parallel = init_device_mesh(mesh.device_type, shape, mesh_dim_names=("replicate", "shard"))
     for block in blocks_of(module):
         fully_shard(block, mesh=data_parallel)
     fully_shard(module, mesh=data_parallel)
     return module
+
+
+def effective_precision(asked: str, device: str) -> str:
+    """What `auto` means on this device; anything else is taken at its word."""
+    if asked != "auto":
+        return asked
+    if device == "cuda":
+        native = torch.cuda.is_bf16_supported(including_emulation=False)
+    else:
+        native = torch.cpu._is_amx_tile_supported() or torch.cpu._is_avx512_bf16_supported()  # noqa: SLF001
+    return "bf16-mixed" if native else "32-true"
 
 
 def _precision(name: str, device: str) -> Precision:
@@ -122,7 +152,11 @@ def _precision(name: str, device: str) -> Precision:
     return MixedPrecision("bf16-mixed", device) if name == "bf16-mixed" else Precision()
 
 
-def _require_divisible(training: TrainingConfig, world_size: int) -> None:
+def _require_divisible(hardware: HardwareConfig, training: TrainingConfig, world_size: int) -> None:
+    if world_size % hardware.replicas:
+        raise HardwareError(
+            f"{world_size} processes do not divide into hardware.replicas {hardware.replicas}"
+        )
     parts = training.accumulate * world_size
     if training.batch_size % parts:
         raise HardwareError(

@@ -38,10 +38,11 @@ class Batch:
     weights: torch.Tensor
     bad: tuple[str, ...] = ()
 
-    def to(self, device: torch.device) -> "Batch":
+    def to(self, device: torch.device, *, channels_last: bool = False) -> "Batch":
+        layout = torch.channels_last if channels_last else torch.preserve_format
         return replace(
             self,
-            images=self.images.to(device, non_blocking=True),
+            images=self.images.to(device, non_blocking=True, memory_format=layout),
             labels=self.labels.to(device, non_blocking=True),
             weights=self.weights.to(device, non_blocking=True),
         )

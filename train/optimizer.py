@@ -6,15 +6,12 @@ import torch
 from torch import nn
 
 from train.config import OptimizerConfig
+from train.parameters import learning_groups
 
 
 def build_optimizer(model: nn.Module, config: OptimizerConfig) -> torch.optim.Optimizer:
-    """Weights decay; norms and biases (one-dimensional parameters) do not (arxiv.org/abs/1812.01187, 3.1)."""
-    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    groups = [
-        {"params": [p for p in parameters if p.ndim > 1], "weight_decay": config.weight_decay},
-        {"params": [p for p in parameters if p.ndim <= 1], "weight_decay": 0.0},
-    ]
+    """Raises UsageError for a pattern in `lr_scales` that matches no parameter."""
+    groups = learning_groups(model, config)
     if config.name == "adamw":
         return torch.optim.AdamW(groups, lr=config.lr)
     return torch.optim.SGD(groups, lr=config.lr, momentum=0.9, nesterov=True)
@@ -34,4 +31,4 @@ def learning_rate(step: int, steps: int, config: OptimizerConfig) -> float:
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
     for group in optimizer.param_groups:
-        group["lr"] = rate
+        group["lr"] = rate * group["lr_scale"]

@@ -35,13 +35,17 @@ class Window:
 
 @dataclass(frozen=True, kw_only=True)
 class Order:
-    """`samples` per epoch, cut into windows of `batch_size`; the last window of an epoch may be smaller."""
+    """`samples` per epoch, cut into windows of `batch_size`; the last window of an epoch may be smaller.
+
+    avoided: the ends of windows that are passed over: no micro-batch holds their samples.
+    """
 
     samples: int
     batch_size: int
     epochs: int
     seed: int
     fingerprint: str
+    avoided: frozenset[int] = frozenset()
 
     @property
     def end(self) -> int:
@@ -69,6 +73,8 @@ class Order:
         batch normalisation cannot take a variance. A rank that gets no sample at all takes the window's first
         one with weight 0, so that all ranks take part in every collective.
         """
+        if window.end in self.avoided:
+            return []
         total = len(window.indices)
         count = -(-total * accumulate // self.batch_size)
         parts = count * world_size

@@ -238,6 +238,8 @@ def learning_curves(path: Path) -> dict[str, Any]:
     lines: dict[str, dict[float, dict[str, Any]]] = {"train": {}, "raw": {}, "ema": {}}
     for where, line in _json_lines(path, torn_end=True):
         with _blaming(where):
+            if line["kind"] == "layers":
+                continue
             # A step that was repeated after a resume counts as it went the last time.
             lines["train" if line["kind"] == "train" else line["weights"]][float(line["step"])] = line
 

@@ -7,6 +7,8 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.metadata import version
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,7 @@ import torch
 
 import slipway
 from slipway import config as configuration
-from slipway import hashing
+from slipway import hashing, sealed
 from slipway.paths import PROJECT_ROOT
 from slipway.sealed import write_json
 from slipway.source import code_hash
@@ -23,6 +25,8 @@ from train.dataset import Dataset
 from train.hardware import Machine
 
 LOCK = PROJECT_ROOT / "requirements" / "train.lock"
+# What lines of metrics.jsonl say of the machine and not of training: no two runs agree in these.
+MEASURED = frozenset({"images_per_second", "data_wait", "memory_mb", "memory_reserved_mb"})
 _PACKAGES = ("torch", "torchvision", "lightning", "numpy", "pillow", "onnx", "onnxscript", "onnxruntime")
 
 
@@ -47,13 +51,18 @@ class Run:
 
 
 def run_for(config: Config, folder: Dataset) -> Run:
-    """The run that this configuration, data set, code and lock determine. Nothing is created."""
+    """The run that this configuration, data set, code and lock determine. Nothing is created.
+
+    Raises SealError if `model.start_from` is not a sealed directory.
+    """
     settings = configuration.to_dict(config)
     # Where things lie, what trains and what happens afterwards do not change what is trained.
     for section in ("run", "hardware", "export"):
         del settings[section]
     for option in ("source", "root", "url", "classes", "cache", "embedded", "workers"):
         del settings["data"][option]
+    if start := config.model.start_from:
+        settings["model"]["start_from"] = sealed.read_manifest(start).seal
     inputs = hashing.of_data(
         {
             "name": config.run.name,
@@ -110,9 +119,19 @@ def read_metrics(run: Run) -> Iterator[dict[str, Any]]:
                 yield json.loads(line)
 
 
-def forget_metrics_after(run: Run, step: int) -> None:
+def epochs_without_gain(run: Run) -> int:
+    """Epochs since the best validation so far: by accuracy, then by loss, of the weights or their average."""
+    evaluations = [line for line in read_metrics(run) if line["kind"] == "evaluation"]
+    best, since = (-1.0, 0.0), 0
+    for _, lines in groupby(evaluations, key=itemgetter("epoch")):
+        reached = max((line["accuracy"], -line["loss"]) for line in lines)
+        best, since = (reached, 0) if reached > best else (best, since + 1)
+    return since
+
+
+def forget_metrics_after(run: Run, cursor: int) -> None:
     """Drop what was logged behind the checkpoint that training continues from: it will happen again."""
-    kept = [line for line in read_metrics(run) if line["step"] <= step]
+    kept = [line for line in read_metrics(run) if line["samples"] <= cursor]
     temporary = run.metrics.with_suffix(".tmp")
     temporary.write_text("".join(json.dumps(line) + "\n" for line in kept), encoding="utf-8")
     temporary.replace(run.metrics)

@@ -39,5 +39,5 @@ class Checkout:
 
     def run(self, *arguments: str) -> "subprocess.CompletedProcess[str]":
         process = self.start(*arguments)
-        output, errors = process.communicate(timeout=280)
+        output, errors = process.communicate(timeout=600)
         return subprocess.CompletedProcess(arguments, process.returncode, output, errors)

@@ -21,6 +21,12 @@ def odd_folder(tmp_path: Path) -> Path:
     return write_odd_folder(tmp_path / "my images")
 
 
+@pytest.fixture(scope="session")
+def odd_images(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same, for tests that only read it."""
+    return write_odd_folder(tmp_path_factory.mktemp("odd") / "my images")
+
+
 @pytest.fixture
 def usual_ports_taken() -> Iterator[None]:
     """Somebody listens on Triton's ports already."""

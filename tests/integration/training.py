@@ -16,6 +16,7 @@ import psutil
 from safetensors.torch import load_file
 
 from tests.integration.checkout import Checkout
+from train.runs import MEASURED
 
 DEADLINE_SECONDS = 240
 
@@ -71,7 +72,7 @@ def run_of(runs: Path) -> Path:
 def metrics(run: Path) -> list[dict[str, Any]]:
     """Everything logged but the speed."""
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    return [{key: value for key, value in line.items() if key != "images_per_second"} for line in lines]
+    return [{key: value for key, value in line.items() if key not in MEASURED} for line in lines]
 
 
 def losses(run: Path) -> list[float]:

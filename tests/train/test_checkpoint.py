@@ -45,15 +45,15 @@ def small_model(value: float) -> tuple[nn.Module, torch.optim.Optimizer]:
 def save(setting: Setting, step: int, value: float = 0.0) -> Path:
     config, folder, run = setting
     tensors = tensors_of(*small_model(value), None)
-    progress = Progress(step=step, cursor=step * 8, skipped=1, loss_scale={"scale": 512.0})
+    progress = Progress(step=step, cursor=step * 8, loss_scale={"scale": 512.0})
     return checkpoint.save(
         machine(), run, config, checkpoint.signature_for(config, folder), progress, tensors
     )
 
 
 def evaluated(run: Run, step: int, accuracy: float, loss: float = 1.0, weights: str = "raw") -> None:
-    line = {"kind": "evaluation", "step": step, "weights": weights, "accuracy": accuracy, "loss": loss}
-    append_metrics(run, line)
+    line = {"kind": "evaluation", "step": step, "checkpoint": Progress(step=step).name, "weights": weights}
+    append_metrics(run, {**line, "accuracy": accuracy, "loss": loss})
 
 
 def names(run: Run) -> list[str]:
@@ -65,7 +65,7 @@ def test_what_was_saved_comes_back(setting: Setting) -> None:
     assert directory.name == "step-00000003"
     module, optimizer = small_model(0.0)
     progress = checkpoint.restore(directory, machine(), module, optimizer, None)
-    assert progress == Progress(step=3, cursor=24, skipped=1, loss_scale={"scale": 512.0})
+    assert progress == Progress(step=3, cursor=24, loss_scale={"scale": 512.0})
     for parameter in module.parameters():
         assert torch.equal(parameter, torch.full_like(parameter, 0.5))
         assert torch.equal(optimizer.state[parameter]["momentum_buffer"], torch.full_like(parameter, 0.5))
@@ -161,3 +161,12 @@ def test_average_is_chosen_where_it_scored_better(setting: Setting) -> None:
     evaluated(run, 1, 0.8, weights="raw")
     evaluated(run, 1, 0.9, weights="ema")
     assert checkpoint.best(run).weights == "ema"
+
+
+def test_checkpoints_sort_by_time_also_where_windows_were_passed_over() -> None:
+    """Of two with equal steps the later one has passed over more; neither may hide the other."""
+    names = [
+        Progress(step=step, skipped=skipped).name for step, skipped in ((9, 0), (9, 1), (9, 12), (10, 12))
+    ]
+    assert names == ["step-00000009", "step-00000009+0001", "step-00000009+0012", "step-00000010+0012"]
+    assert names == sorted(names)

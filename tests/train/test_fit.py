@@ -17,14 +17,17 @@ from train import checkpoint
 from train import fit as loop
 from train.checkpoint import Progress
 from train.config import Config, HardwareConfig, TrainingConfig
+from train.dataset import Dataset, Sample
 from train.display import _Silence
-from train.fit import DivergedError, Outputs, Trainer, fit
-from train.folder import read_folder
+from train.fit import Outputs, Trainer, fit
+from train.folder import Files, read_folder
 from train.hardware import launch
+from train.health import DivergedError, bad_steps
 from train.loader import Batch
-from train.order import Order
+from train.meter import Meter
+from train.order import Order, Window
 from train.preemption import Preempted, StopRequest
-from train.runs import Run, read_metrics, run_for
+from train.runs import MEASURED, Run, read_metrics, run_for
 
 
 def final_state(run: Path) -> dict[str, Any]:
@@ -56,7 +59,7 @@ def assert_bit_equal(one: Any, other: Any) -> None:
 
 def without_speed(run: Path) -> list[dict[str, Any]]:
     lines = read_metrics(Run(directory=run, inputs=""))
-    return [{key: value for key, value in line.items() if key != "images_per_second"} for line in lines]
+    return [{key: value for key, value in line.items() if key not in MEASURED} for line in lines]
 
 
 @pytest.mark.parametrize(("stop_after", "workers"), [(1, "0"), (3, "0"), (4, "0"), (6, "0"), (4, "2")])
@@ -180,14 +183,20 @@ class Linear(nn.Module):
 
 def trainer_for(config: Config, tmp_path: Path, module: nn.Module, samples: int, precision: str) -> Trainer:
     machine = launch(HardwareConfig(accelerator="cpu"), TrainingConfig(precision=precision))  # type: ignore[arg-type]
-    model, optimizer = machine.fabric.setup(module, torch.optim.SGD(module.parameters(), lr=1.0))
+    groups = [{"params": list(module.parameters()), "lr_scale": 1.0}]
+    model, optimizer = machine.fabric.setup(module, torch.optim.SGD(groups, lr=1.0))
     order = Order(
         samples=samples, batch_size=config.training.batch_size, epochs=50, seed=0, fingerprint="fixed"
     )
     return Trainer(
         config=config,
         run=Run(directory=tmp_path, inputs=""),
-        folder=None,  # type: ignore[arg-type]
+        folder=Dataset(
+            storage=Files(tmp_path),
+            classes=("ant", "bee", "cat"),
+            splits={"train": tuple(Sample(file=f"{n}.png", sha256="", label=0) for n in range(samples))},
+            fingerprint="fixed",
+        ),
         machine=machine,
         signature=None,  # type: ignore[arg-type]
         order=order,
@@ -195,8 +204,9 @@ def trainer_for(config: Config, tmp_path: Path, module: nn.Module, samples: int,
         model=model,
         optimizer=optimizer,
         ema=None,
-        progress=Progress(),
+        progress=Progress(precision=precision),
         stop=StopRequest(),
+        meter=Meter(machine.device),
     )
 
 
@@ -387,10 +397,10 @@ def test_loss_scale_comes_back_with_its_growth_tracker(
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=3)
     scaler.load_state_dict({**scaler.state_dict(), "scale": 512.0, "_growth_tracker": 2})
     signature = checkpoint.signature_for(config, folder)
-    progress = Progress(step=1, cursor=8, loss_scale=scaler.state_dict())
+    progress = Progress(step=1, cursor=8, precision="16-mixed", loss_scale=scaler.state_dict())
     checkpoint.save(machine, run, config, signature, progress, checkpoint.tensors_of(module, optimizer, None))
     trainer = trainer_for(config, run.directory, Linear(), samples=21, precision="16-mixed")
-    loop._restore_newest(trainer)
+    loop._restore(trainer, max(run.checkpoints.glob("step-*")))
     assert trainer.machine.precision.state_dict() == scaler.state_dict()
     assert trainer.progress == progress
 
@@ -475,3 +485,92 @@ def test_average_follows_the_weights_and_both_are_reported(
     state = final_state(run)
     name = "backbone.features.0.0.weight"
     assert not torch.equal(state[f"ema.{name}"], state[f"model.{name}"])
+
+
+def test_training_ends_when_patience_does(
+    make_folder: MakeFolder, make_config: MakeConfig, caplog: pytest.LogCaptureFixture
+) -> None:
+    nothing_learnt = {"model__name": "squeezenet1_1", "optimizer__lr": "1e-30"}
+    config = make_config(make_folder(), training__epochs="9", training__patience="2", **nothing_learnt)
+    folder = read_folder(config.data)
+    run = fit(config, folder)
+    epochs = [line["epoch"] for line in without_speed(run) if line["kind"] == "evaluation"]
+    assert epochs == [0, 1, 2]
+    caplog.set_level("INFO")
+    fit(config, folder)
+    assert "trained already" in caplog.text
+
+
+def poison(monkeypatch: pytest.MonkeyPatch, *ends: int) -> None:
+    """Make the loss of the windows that end at these cursors NaN, behind a forward that moved batch statistics."""
+    accumulate = loop._accumulate_gradients
+
+    def poisoned(trainer: Trainer, window: Window, batches: Any) -> tuple[float, int, bool]:
+        loss, bad, stopping = accumulate(trainer, window, batches)
+        return (math.nan if window.end in ends else loss), bad, stopping
+
+    monkeypatch.setattr(loop, "_accumulate_gradients", poisoned)
+
+
+def test_passing_over_a_bad_step_leaves_no_trace_of_it(
+    make_folder: MakeFolder, make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Skipped on the spot, or by a rollback to the checkpoint just before: the same weights, statistics and all."""
+    root = make_folder()
+    poison(monkeypatch, 16, 42)  # in mid-epoch, and at the end of the last epoch
+    runs = []
+    for answer in ("skip", "rollback"):
+        options = {"training__on_bad_loss": answer, "training__checkpoint_every": "1", "training__ema": "0.9"}
+        config = make_config(root, run__directory=str(root.parent / answer), **options)
+        runs.append(fit(config, read_folder(config.data)))
+    skipped, rolled_back = runs
+    assert without_speed(skipped) == without_speed(rolled_back)
+    assert_bit_equal(final_state(skipped), final_state(rolled_back))
+    progress = final_state(skipped)["progress"]
+    assert (progress["step"], progress["cursor"], progress["skipped"]) == (4, 42, 2)
+    written = bad_steps(Run(directory=skipped, inputs=""))
+    assert [(bad.cursor, bad.epoch, len(bad.files)) for bad in written] == [(16, 0, 8), (42, 1, 5)]
+    assert all((root / file).exists() for bad in written for file in bad.files)
+
+
+def test_rollback_returns_to_the_checkpoint_and_passes_over_after_a_restart_too(
+    make_folder: MakeFolder, make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = make_config(make_folder(), training__on_bad_loss="rollback", training__keep_checkpoints="9")
+    folder = read_folder(config.data)
+    poison(monkeypatch, 37)  # the second window of the second epoch; the last checkpoint is that of the first
+    run = fit(config, folder)
+    steps = [(line["step"], line["samples"]) for line in without_speed(run) if line["kind"] == "train"]
+    assert steps == [(1, 8), (2, 16), (3, 21), (4, 29), (5, 42)]
+    expected, state = without_speed(run), final_state(run)
+    shutil.rmtree(max((run / "checkpoints").glob("step-*")))
+    fit(config, folder)
+    assert without_speed(run) == expected
+    assert_bit_equal(final_state(run), state)
+
+
+def test_rollback_without_a_checkpoint_and_too_many_bad_steps_end_training(
+    make_folder: MakeFolder, make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = make_folder()
+    poison(monkeypatch, *range(999))
+    config = make_config(root, training__on_bad_loss="rollback")
+    with pytest.raises(DivergedError, match="there is no checkpoint yet"):
+        fit(config, read_folder(config.data))
+    config = make_config(root, training__on_bad_loss="skip", training__epochs="9")
+    with pytest.raises(DivergedError, match=r"bad_steps\.jsonl names the samples"):
+        fit(config, read_folder(config.data))
+
+
+def test_what_a_step_costs_and_where_gradients_go_is_logged(
+    make_folder: MakeFolder, make_config: MakeConfig
+) -> None:
+    config = make_config(make_folder(), training__log_layers_every="2", training__epochs="1")
+    lines = list(read_metrics(Run(directory=fit(config, read_folder(config.data)), inputs="")))
+    (layers,) = (line for line in lines if line["kind"] == "layers")
+    assert layers["step"] == 2
+    assert layers["gradient_norms"]["backbone.classifier.3"] > 0
+    first = lines[0]
+    assert first["kind"] == "train"
+    assert 0 <= first["data_wait"] <= 1
+    assert first["memory_mb"] > 50

@@ -36,6 +36,7 @@ def test_norms_and_biases_do_not_decay(name: str) -> None:
 
 
 def test_set_rate_reaches_every_group() -> None:
-    optimizer = torch.optim.SGD([{"params": [torch.zeros(1)]}, {"params": [torch.zeros(2)]}], lr=1.0)
+    groups = [{"params": [torch.zeros(1)], "lr_scale": 1.0}, {"params": [torch.zeros(2)], "lr_scale": 0.5}]
+    optimizer = torch.optim.SGD(groups, lr=1.0)
     set_learning_rate(optimizer, 0.25)
-    assert [group["lr"] for group in optimizer.param_groups] == [0.25, 0.25]
+    assert [group["lr"] for group in optimizer.param_groups] == [0.25, 0.125]

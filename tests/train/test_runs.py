@@ -9,7 +9,15 @@ from tests.train.conftest import MakeConfig, MakeFolder
 from train.config import Config
 from train.fit import fit
 from train.folder import read_folder
-from train.runs import Run, append_metrics, environment, forget_metrics_after, git_state, read_metrics
+from train.runs import (
+    Run,
+    append_metrics,
+    environment,
+    epochs_without_gain,
+    forget_metrics_after,
+    git_state,
+    read_metrics,
+)
 
 
 def test_run_says_what_was_trained_from_what_on_what(
@@ -29,21 +37,21 @@ def test_run_says_what_was_trained_from_what_on_what(
 
 def test_line_cut_short_by_a_kill_is_left_out(tmp_path: Path) -> None:
     run = Run(directory=tmp_path, inputs="")
-    append_metrics(run, {"step": 1})
+    append_metrics(run, {"step": 1, "samples": 8})
     with run.metrics.open("a") as file:
         file.write('{"step": 2')
-    assert list(read_metrics(run)) == [{"step": 1}]
-    forget_metrics_after(run, 1)
+    assert list(read_metrics(run)) == [{"step": 1, "samples": 8}]
+    forget_metrics_after(run, 8)
     append_metrics(run, {"step": 2})
-    assert list(read_metrics(run)) == [{"step": 1}, {"step": 2}]
+    assert list(read_metrics(run)) == [{"step": 1, "samples": 8}, {"step": 2}]
 
 
 def test_what_will_happen_again_is_forgotten(tmp_path: Path) -> None:
     run = Run(directory=tmp_path, inputs="")
     assert list(read_metrics(run)) == []
     for step in range(5):
-        append_metrics(run, {"step": step})
-    forget_metrics_after(run, 2)
+        append_metrics(run, {"step": step, "samples": 8 * step})
+    forget_metrics_after(run, 16)
     assert [line["step"] for line in read_metrics(run)] == [0, 1, 2]
 
 
@@ -54,3 +62,16 @@ def test_git_state_is_null_where_there_is_no_repository(monkeypatch: pytest.Monk
     monkeypatch.setattr("train.runs._git", fails)
     assert git_state() == {"commit": None, "dirty": None}
     assert environment()["git"] == git_state()
+
+
+def test_epochs_without_gain_count_from_the_best_of_both_weights(tmp_path: Path) -> None:
+    run = Run(directory=tmp_path, inputs="")
+    assert epochs_without_gain(run) == 0
+    scores = [(0, 0.5, 0.7), (1, 0.6, 0.6), (2, 0.6, 0.9), (3, 0.5, 0.3)]
+    for epoch, raw, average in scores:
+        for weights, accuracy in (("raw", raw), ("ema", average)):
+            line = {"kind": "evaluation", "step": epoch, "epoch": epoch, "weights": weights}
+            append_metrics(run, {**line, "accuracy": accuracy, "loss": 1.0})
+    assert epochs_without_gain(run) == 1
+    append_metrics(run, {"kind": "evaluation", "step": 4, "epoch": 4, "accuracy": 0.9, "loss": 0.9})
+    assert epochs_without_gain(run) == 0

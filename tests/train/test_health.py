@@ -1,0 +1,82 @@
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from train.config import TrainingConfig
+from train.health import (
+    AVERAGED_STEPS,
+    BadStep,
+    averaged,
+    avoided,
+    bad_steps,
+    ill_layers,
+    layer_norms,
+    problem_with,
+    record,
+)
+from train.runs import Run
+
+PLAIN, WATCHFUL = TrainingConfig(), TrainingConfig(spike_factor=3.0)
+
+
+@pytest.mark.parametrize("loss", [math.nan, math.inf, -math.inf])
+def test_loss_that_is_no_number_is_bad_whatever_is_scaled(loss: float) -> None:
+    assert problem_with(loss, 1.0, None, PLAIN, scaled=True)
+
+
+def test_gradient_may_overflow_only_where_a_scaler_takes_care_of_it() -> None:
+    assert problem_with(1.0, math.inf, None, PLAIN, scaled=True) is None
+    assert "gradient norm inf" in str(problem_with(1.0, math.inf, None, PLAIN, scaled=False))
+
+
+def test_spike_is_held_against_the_recent_average() -> None:
+    assert problem_with(3.1, 1.0, 1.0, PLAIN, scaled=False) is None
+    assert problem_with(2.9, 1.0, 1.0, WATCHFUL, scaled=False) is None
+    assert problem_with(9.0, 1.0, None, WATCHFUL, scaled=False) is None
+    assert "more than 3 times" in str(problem_with(3.1, 1.0, 1.0, WATCHFUL, scaled=False))
+
+
+def test_average_is_the_mean_at_first_and_forgets_later() -> None:
+    average = None
+    for step, loss in enumerate([4.0, 2.0, 3.0]):
+        average = averaged(average, loss, step)
+    assert average == pytest.approx(3.0)
+    assert averaged(1.0, 2.0, 10_000) == pytest.approx(1 + 1 / AVERAGED_STEPS)
+
+
+def bad(cursor: int, answer: str) -> BadStep:
+    return BadStep(step=1, epoch=0, cursor=cursor, reason="NaN", answer=answer, files=("é.png",))  # type: ignore[arg-type]
+
+
+def test_bad_steps_are_written_once_and_read_back(tmp_path: Path) -> None:
+    run = Run(directory=tmp_path, inputs="")
+    assert avoided(run) == frozenset()
+    for each in (bad(8, "skip"), bad(16, "rollback"), bad(8, "skip")):
+        record(run, each)
+    assert bad_steps(run) == [bad(8, "skip"), bad(16, "rollback")]
+    assert avoided(run) == {16}
+
+
+def test_line_cut_short_by_a_kill_is_left_out(tmp_path: Path) -> None:
+    run = Run(directory=tmp_path, inputs="")
+    record(run, bad(8, "rollback"))
+    with (tmp_path / "bad_steps.jsonl").open("a") as file:
+        file.write('{"step": 3, "epo')
+    assert avoided(run) == {8}
+
+
+def test_layers_without_gradient_and_with_far_too_much_are_named() -> None:
+    module = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2), nn.Linear(2, 2), nn.Linear(2, 2))
+    for parameter in module.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    module.get_parameter("1.weight").grad = torch.zeros(2, 2)
+    module.get_parameter("1.bias").grad = torch.zeros(2)
+    module.get_parameter("2.weight").grad = torch.full((2, 2), 1e5)
+    norms = layer_norms(module)
+    assert norms["0"] == pytest.approx(math.sqrt(6))
+    dead, exploding = ill_layers(norms)
+    assert dead == "no gradient reaches 1"
+    assert exploding.startswith("the gradient of 2 is 2e+05, that of most layers")

@@ -1,0 +1,114 @@
+"""What to do about a step that went wrong, and which layers look ill.
+
+Everything here follows from numbers that are equal on every rank, so all ranks decide alike.
+"""
+
+import json
+import logging
+import math
+import os
+from collections import defaultdict
+from dataclasses import asdict, dataclass
+from statistics import median
+from typing import Literal
+
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor
+
+from slipway.errors import SlipwayError
+from train.config import TrainingConfig
+from train.runs import Run
+
+Answer = Literal["stop", "skip", "rollback"]
+
+# A spike is held against an average over about this many steps.
+AVERAGED_STEPS = 50
+# More than so many bad steps in a run are no accident of the data.
+MOST_BAD_STEPS = 20
+# A layer's gradient this much larger than the median layer's is worth a look.
+EXPLODING = 1000.0
+
+logger = logging.getLogger(__name__)
+
+
+class DivergedError(SlipwayError):
+    """The loss or the gradient went wrong, and training is not to go on. Decided by all ranks together."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BadStep:
+    """A window of samples whose step was not taken.
+
+    step: optimiser steps before it. cursor: its end in the data, which names it. files: what it held.
+    """
+
+    step: int
+    epoch: int
+    cursor: int
+    reason: str
+    answer: Answer
+    files: tuple[str, ...]
+
+
+def problem_with(
+    loss: float, norm: float, average: float | None, config: TrainingConfig, *, scaled: bool
+) -> str | None:
+    """What is wrong with a step, in words, or None. A scaled gradient may overflow: its scaler takes care of that."""
+    if not math.isfinite(loss) or not (math.isfinite(norm) or scaled):
+        return f"the loss is {loss} and the gradient norm {norm}"
+    if average is not None and config.spike_factor is not None and loss > config.spike_factor * average:
+        return f"the loss is {loss:.4g}, more than {config.spike_factor:g} times its recent average {average:.4g}"
+    return None
+
+
+def averaged(average: float | None, loss: float, step: int) -> float:
+    """The moving average after one more step; `step` counts from 0. Plain floats: exact in JSON, equal on resume."""
+    weight = max(1 / AVERAGED_STEPS, 1 / (step + 1))
+    return loss if average is None else average + weight * (loss - average)
+
+
+def record(run: Run, bad: BadStep) -> None:
+    """Write a bad step down in `bad_steps.jsonl`, once, before anything is done about it."""
+    if bad.cursor in {other.cursor for other in bad_steps(run)}:
+        return
+    with (run.directory / "bad_steps.jsonl").open("a", encoding="utf-8") as file:
+        file.write(json.dumps(asdict(bad), ensure_ascii=False) + "\n")
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def bad_steps(run: Run) -> list[BadStep]:
+    """Every bad step of a run so far. A line cut short by a kill is the last one, and is left out."""
+    path = run.directory / "bad_steps.jsonl"
+    lines = path.read_text(encoding="utf-8").splitlines(keepends=True) if path.exists() else []
+    contents = [json.loads(line) for line in lines if line.endswith("\n")]
+    return [BadStep(**{**content, "files": tuple(content["files"])}) for content in contents]
+
+
+def avoided(run: Run) -> frozenset[int]:
+    """The windows that training passes over, because it was rolled back for each of them."""
+    return frozenset(bad.cursor for bad in bad_steps(run) if bad.answer == "rollback")
+
+
+def layer_norms(module: nn.Module) -> dict[str, float]:
+    """Norm of the gradient of every layer that learns, by the layer's name. Reads the device: not for every step."""
+    squares: dict[str, float] = defaultdict(float)
+    for name, parameter in module.named_parameters():
+        if parameter.grad is not None:
+            norm = torch.linalg.vector_norm(parameter.grad.detach().float())
+            value = norm.full_tensor() if isinstance(norm, DTensor) else norm
+            squares[name.rpartition(".")[0]] += float(value) ** 2
+    return {name: math.sqrt(square) for name, square in squares.items()}
+
+
+def ill_layers(norms: dict[str, float]) -> list[str]:
+    """A sentence for each layer that gets no gradient, or a far larger one than the others."""
+    usual = median(norms.values()) if norms else 0.0
+    dead = [f"no gradient reaches {name}" for name, norm in norms.items() if norm == 0]
+    exploding = [
+        f"the gradient of {name} is {norm:.3g}, that of most layers {usual:.3g}"
+        for name, norm in norms.items()
+        if norm > EXPLODING * usual > 0
+    ]
+    return dead + exploding

@@ -1,0 +1,85 @@
+"""Start training from weights that exist already, instead of random ones."""
+
+import logging
+import os
+from pathlib import Path
+from urllib.error import URLError
+
+import torch
+import torchvision
+from torch import nn
+
+from slipway import sealed
+from slipway.errors import SlipwayError, UsageError
+from train import checkpoint
+from train.checkpoint import Choice, Tensors
+from train.config import ModelConfig
+
+logger = logging.getLogger(__name__)
+
+
+class WarmStartError(SlipwayError):
+    """The weights to start from are not there, or do not fit the model."""
+
+
+def start(module: nn.Module, config: ModelConfig) -> None:
+    """Fill a new classifier with the weights that `config` names, if it names any, in place.
+
+    They must fit, name by name and shape by shape, but for the last layer: with another class list that one is
+    new, and stays as it was drawn.
+
+    Raises:
+        WarmStartError: there are no such weights, or they do not fit.
+        SealError: the checkpoint is damaged.
+    """
+    if config.start_from is not None:
+        _fill(module, _sealed_weights(config.start_from), str(config.start_from))
+    elif config.pretrained is not None:
+        _fill(
+            module, _torchvision_weights(config.name, config.pretrained), f"torchvision {config.pretrained}"
+        )
+
+
+def _sealed_weights(directory: Path) -> Tensors:
+    kind = sealed.read_manifest(directory).kind
+    if kind != checkpoint.KIND:
+        raise WarmStartError(
+            f"model.start_from {directory}: is a sealed {kind}; name a checkpoint (runs/<name>/checkpoints/step-…)"
+        )
+    return checkpoint.read_weights(Choice(directory=directory, weights="raw"))
+
+
+def _torchvision_weights(model: str, name: str) -> Tensors:
+    known = torchvision.models.get_model_weights(model)
+    if name not in known.__members__:
+        raise UsageError(f"model.pretrained is {name!r}; for {model} there is {', '.join(known.__members__)}")
+    weights = known[name]
+    try:
+        state = weights.get_state_dict(progress=False, check_hash=True, weights_only=True)
+    except (URLError, OSError) as error:
+        cache = Path(torch.hub.get_dir()) / "checkpoints" / os.path.basename(weights.url)  # noqa: PTH119 - a URL
+        raise WarmStartError(
+            f"model.pretrained {name}: could not be downloaded ({error}). Put the file at {cache}, or set "
+            "model.start_from to a checkpoint"
+        ) from error
+    return {f"backbone.{key}": value for key, value in state.items()}
+
+
+def _fill(module: nn.Module, weights: Tensors, source: str) -> None:
+    own = module.state_dict()
+    fitting = {name: value for name, value in weights.items() if _fits(value, own.get(name))}
+    head = list(own)[-1].rpartition(".")[0]
+    new = [name for name in own if name not in fitting]
+    unknown = [name for name in weights if name not in own]
+    if odd := [name for name in [*unknown, *new] if name.rpartition(".")[0] != head]:
+        problem = "is not in the model" if odd[0] in unknown else "is missing there, or has another shape"
+        raise WarmStartError(
+            f"{source}: do not fit this model: {odd[0]} {problem} ({len(odd)} such). Were they trained with another "
+            "model.name or model.stem?"
+        )
+    module.load_state_dict({**own, **fitting})
+    logger.info("starting from %s%s", source, f"; new: {', '.join(new)}" if new else "")
+
+
+def _fits(value: torch.Tensor, own: torch.Tensor | None) -> bool:
+    return own is not None and own.shape == value.shape
