@@ -181,11 +181,12 @@ def read_bundle(directory: Path, checkpoint: str) -> dict[str, Any]:
             ("Verdict", "passed", verdict),
         ]
         checks = parity["checks"]
+        judged = [check for check in checks if check["tolerance"] is not None]
         return {
             "release": release,
             "verdict": text(parity["verdict"]),
             "checks": table(columns, checks),
-            "furthest": max(checks, key=lambda check: _or(check["max_abs"], 0) / check["tolerance"]),
+            "furthest": max(judged, key=lambda check: _or(check["max_abs"], 0) / check["tolerance"]),
             "tolerances": groups(parity["tolerances"], "tolerance"),
             "provenance": groups(provenance, "provenance")
             + groups(_read_json(directory / bundles.SIGNATURE), "signature"),
