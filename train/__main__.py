@@ -1,4 +1,4 @@
-"""python -m train data | fit | evaluate | export | report"""
+"""python -m train data | fit | evaluate | export | report | bundle"""
 
 import argparse
 from pathlib import Path
@@ -21,8 +21,12 @@ COMMANDS = {
 }
 
 
-def main(arguments: list[str]) -> Path | None:
+def main(arguments: list[str]) -> Path | str | None:
     """Do one stage; returns what it made, which is printed as the only line on stdout."""
+    if arguments[:1] == ["bundle"]:
+        from train.bundles import main as bundle
+
+        return bundle(arguments[1:])
     parser = argparse.ArgumentParser(
         prog="python -m train",
         description="Train an image classifier and hand it over as a sealed bundle.",
@@ -32,6 +36,7 @@ def main(arguments: list[str]) -> Path | None:
         allow_abbrev=False,
     )
     stages = parser.add_subparsers(dest="stage", metavar="|".join(COMMANDS), required=True)
+    stages.add_parser("bundle", help="verify a bundle, or say how two differ; see `bundle --help`")
     parsers = {}
     for name, help in COMMANDS.items():
         parsers[name] = stages.add_parser(name, help=help, description=help, allow_abbrev=False)

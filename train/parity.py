@@ -113,7 +113,7 @@ def run_gate(
         for rows in inputs
     ]
     for artefact in artefacts:
-        checks += _check_artefact(directory, artefact, inputs, max_batch, threads)
+        checks += check_artefact(directory, artefact, inputs, max_batch, threads)
     return {
         "verdict": "passed" if all(check.passed for check in checks) else "failed",
         "tolerances": {name: asdict(tolerance) for name, tolerance in TOLERANCES.items()},
@@ -125,18 +125,17 @@ def require_passed(report: dict[str, Any]) -> None:
     """Raises ParityError naming the first failed check: which artefact, which input, how far."""
     for check in report["checks"]:
         if not check["passed"]:
-            raise ParityError(
-                f"{check['artefact']} against {check['reference']} on {check['inputs']} inputs, batch "
-                f"{check['batch']}: {_distance(check)}. Nothing was published"
-            )
+            raise ParityError(f"{describe(Check(**check))}. Nothing was published")
 
 
-def _distance(check: dict[str, Any]) -> str:
-    if check["problem"] is not None:
-        return str(check["problem"])
+def describe(check: Check) -> str:
+    """A failed check in words: which artefact, which input, how far."""
+    subject = f"{check.artefact} against {check.reference} on {check.inputs} inputs, batch {check.batch}"
+    if check.problem is not None:
+        return f"{subject}: {check.problem}"
     return (
-        f"logits off by {check['max_abs']:.3g} (tolerance {check['tolerance']:.3g}), most of all for "
-        f"{check['furthest']}; top-1 agreement {check['top1_agreement']:.3f}"
+        f"{subject}: logits off by {check.max_abs:.3g} (tolerance {check.tolerance:.3g}), most of all for "
+        f"{check.furthest}; top-1 agreement {check.top1_agreement:.3f}"
     )
 
 
@@ -160,9 +159,10 @@ class Subject:
         return TOLERANCES[self.dtype].every_input or not told
 
 
-def _check_artefact(
+def check_artefact(
     directory: Path, artefact: Artefact, inputs: Sequence[Rows], max_batch: int, threads: int
 ) -> list[Check]:
+    """Every comparison of one artefact, in one process. One that does not load is one failed check."""
     try:
         with running(directory, artefact, threads) as runtime:
             return [check for rows in inputs for check in _check_rows(runtime, rows, max_batch)]

@@ -76,6 +76,9 @@ def read_artefacts(directory: Path) -> tuple[Artefact, ...]:
         ) from None
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ArtefactError(f"{path}: cannot be read as a list of artefacts ({error!r})") from error
+    for name in (name for each in artefacts for name in each.files):
+        if Path(name).name != name or not (directory / name).is_file():
+            raise ArtefactError(f"{path}: lists {name!r}, which is no file of this bundle")
     if DEFAULT not in {artefact.name for artefact in artefacts}:
         raise ArtefactError(f"{path}: lists no artefact {DEFAULT!r}, which is the one that is served")
     return artefacts

@@ -27,6 +27,8 @@ COMPILED = Artefact(
 
 def test_list_is_read_as_it_was_written(tmp_path: Path) -> None:
     write_artefacts(tmp_path, [ONNX, COMPILED])
+    for artefact in (ONNX, COMPILED):
+        (tmp_path / artefact.file).touch()
     assert read_artefacts(tmp_path) == (ONNX, COMPILED)
     assert json.loads((tmp_path / "artefacts.json").read_text())["default"] == "onnx"
     assert COMPILED.file == "model.aoti.pt2"
@@ -49,6 +51,13 @@ def test_missing_list_is_told(tmp_path: Path) -> None:
 def test_broken_list_is_told_by_file(tmp_path: Path, content: str, complaint: str) -> None:
     (tmp_path / "artefacts.json").write_text(content)
     with pytest.raises(ArtefactError, match=complaint):
+        read_artefacts(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["gone.onnx", "../model.onnx"])
+def test_file_that_is_not_in_the_bundle_is_told(tmp_path: Path, name: str) -> None:
+    write_artefacts(tmp_path, [Artefact(**{**vars(ONNX), "files": (name,)})])
+    with pytest.raises(ArtefactError, match=f"lists '{name}', which is no file of this bundle"):
         read_artefacts(tmp_path)
 
 
