@@ -15,7 +15,7 @@ OPTIONS = --config "$(CONFIG)" $(ARGS)
 
 .DEFAULT_GOAL := help
 .PHONY: help setup data train evaluate export publish serve smoke predict report pipeline \
-	test test-fast chaos-train lint format lock clean distclean \
+	test test-fast chaos-train benchmark-export lint format lock clean distclean \
 	python train-environment serve-environment server dev-environments
 
 help: ## Show this help
@@ -69,6 +69,9 @@ test-fast: dev-environments ## Run the tests that start no real training and no 
 
 chaos-train: dev-environments ## Kill real training 52 times at random moments; it must not lose or repeat a step
 	@$(TRAIN_PYTHON) -m pytest tests/integration/test_kill_anywhere.py --kills 13 --timeout 3600 -s $(ARGS)
+
+benchmark-export: train-environment ## Latency of every format against ONNX Runtime, and what each costs in accuracy
+	@$(TRAIN_PYTHON) benchmarks/export.py $(ARGS)
 
 lint: dev-environments ## Check locks, style and types
 	@$(SERVE_PYTHON) scripts/lock.py --check

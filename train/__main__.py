@@ -41,6 +41,10 @@ def main(arguments: list[str]) -> Path | str | None:
     for name, help in COMMANDS.items():
         parsers[name] = stages.add_parser(name, help=help, description=help, allow_abbrev=False)
         parsers[name].add_argument("--config", type=Path, help="YAML file that overrides defaults")
+        if name == "export":
+            parsers[name].add_argument(
+                "--recommend", action="store_true", help="the same as --export.recommend true"
+            )
         if name == "report":
             parsers[name].add_argument("--smoke", type=Path, help="result of the smoke test, to be shown")
         add_options(parsers[name], Config)
@@ -49,6 +53,8 @@ def main(arguments: list[str]) -> Path | str | None:
         raise UsageError(f"choose one of {', '.join(COMMANDS)}")
     stage = arguments[0]
     chosen, overrides = parse(parsers[stage], arguments[1:], Config)
+    if getattr(chosen, "recommend", False):
+        overrides["export.recommend"] = "true"
     config = load(Config, chosen.config, overrides)
     return _run(stage, config, getattr(chosen, "smoke", None))
 

@@ -153,6 +153,10 @@ class ExportConfig:
     max_accuracy_drop: float = option(
         0.5, "percentage points of validation accuracy that bf16 and int8 may cost", at_least=0
     )
+    recommend: bool = option(default=False, help="measure every format, and recommend one for this machine")
+    sign_key: Path | None = option(
+        None, "private key (PEM, elliptic curve) that bundles are signed with; null signs nothing"
+    )
 
     def problems(self) -> Iterator[tuple[str, str]]:
         if "onnx" not in self.formats:

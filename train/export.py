@@ -19,9 +19,9 @@ from slipway.bundle import Golden
 from slipway.contract import Signature
 from slipway.preprocessing import preprocess
 from slipway.source import code_hash
-from train import accuracy, checkpoint, evaluate, parity, runs
+from train import accuracy, checkpoint, evaluate, parity, recommend, runs
 from train.checkpoint import Choice
-from train.config import Config
+from train.config import Config, ExportConfig
 from train.folder import ImageFolder, Sample
 from train.formats import FORMATS
 from train.loader import PlainSamples, plain_batches
@@ -69,8 +69,8 @@ def export(config: Config, run: Run, folder: ImageFolder, evaluation: Path) -> P
             "export": configuration.to_dict(config)["export"],
             "code": [code_hash("train.export"), *(code_hash(FORMATS[name].module) for name in names)],
             "lock": hashing.of_file(runs.LOCK),
-            # What is compiled here is for this kind of machine, and may be refused elsewhere.
-            "machine": artefact.instructions() if any(name.startswith("aoti") for name in names) else None,
+            # What is compiled here may be refused elsewhere, and what is fastest here need not be so there.
+            "machine": artefact.instructions() if _depends_on_the_machine(config.export) else None,
             "pins": hashing.of_file(compatibility.TABLE),
         }
     )
@@ -98,11 +98,17 @@ def _fill(
     with exporting(classifier, signature.preprocessing.image_size):
         artefacts = _write_artefacts(job)
         golden = _write_golden(job)
-        report = _prove(job, artefacts, golden)
+        report, judged = _prove(job, artefacts, golden)
     sealed.write_json(staging / bundle.PARITY, report)
     shutil.copy(staging / bundle.PARITY, run.directory / bundle.PARITY)
     parity.require_passed(report)
     accuracy.require_good(report)
+    if config.export.recommend:
+        measured = recommend.measure(
+            staging, artefacts, golden.pixels, max_batch=signature.max_batch, threads=job.threads
+        )
+        recommendation = recommend.recommend(measured, judged, job.threads)
+        sealed.write_json(staging / recommend.RECOMMENDATION, recommendation)
     sealed.write_json(staging / bundle.PROVENANCE, _provenance(run, folder, choice, evaluation))
 
 
@@ -135,8 +141,10 @@ def _calibration(job: Job) -> Pixels:
     return np.stack([samples[index][0] for index in chosen])
 
 
-def _prove(job: Job, artefacts: list[Artefact], golden: Rows) -> dict[str, Any]:
-    """The parity gate, and where it passes, the judgement of the accuracy of reduced precision."""
+def _prove(
+    job: Job, artefacts: list[Artefact], golden: Rows
+) -> tuple[dict[str, Any], list[accuracy.Judgement]]:
+    """The parity gate, and where it passes, the judgement of accuracy; together they are the report."""
     odd = nasty(job.signature.preprocessing)
     shape = (RANDOM_ROWS, *golden.pixels.shape[1:])
     noise = np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
@@ -156,12 +164,14 @@ def _prove(job: Job, artefacts: list[Artefact], golden: Rows) -> dict[str, Any]:
     judged = _judge(job, artefacts) if report["verdict"] == "passed" else []
     if not all(each.passed for each in judged):
         report["verdict"] = "failed"
-    return {**report, "accuracy": accuracy.as_report(judged)}
+    return {**report, "accuracy": accuracy.as_report(judged)}, judged
 
 
 def _judge(job: Job, artefacts: list[Artefact]) -> list[accuracy.Judgement]:
-    reduced = [each for each in artefacts if each.precision != "float32"]
-    if not reduced:
+    """Of reduced precision; of everything where one is to be recommended."""
+    everything = job.config.export.recommend
+    chosen = [each for each in artefacts if everything or each.precision != "float32"]
+    if not chosen:
         return []
     batches = plain_batches(
         PlainSamples(job.folder, "val", job.signature.preprocessing),
@@ -172,7 +182,7 @@ def _judge(job: Job, artefacts: list[Artefact]) -> list[accuracy.Judgement]:
     )
     limit = job.config.export.max_accuracy_drop
     with ExitStack() as stack:
-        runtimes = [stack.enter_context(running(job.staging, each, job.threads)) for each in reduced]
+        runtimes = [stack.enter_context(running(job.staging, each, job.threads)) for each in chosen]
         return accuracy.judge(runtimes, job.classifier, batches, job.signature.classes, limit)
 
 
@@ -227,6 +237,10 @@ def _provenance(run: Run, folder: ImageFolder, choice: Choice, evaluation: Path)
         "weights": choice.weights,
         "environment": runs.environment(),
     }
+
+
+def _depends_on_the_machine(settings: ExportConfig) -> bool:
+    return settings.recommend or any(FORMATS[name].runtime == "aoti" for name in settings.formats)
 
 
 def _next_version(bundles: Path) -> int:

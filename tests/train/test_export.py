@@ -39,7 +39,7 @@ def exported(trained: tuple[Config, ImageFolder]) -> Path:
 def test_bundle_carries_its_proof(trained: tuple[Config, ImageFolder]) -> None:
     config, folder = trained
     # One epoch leaves a model that any rounding may upset: what is tested is that it is judged.
-    settings = replace(config.export, formats=("onnx-int8", "onnx"), max_accuracy_drop=100.0)
+    settings = replace(config.export, formats=("onnx-int8", "onnx"), max_accuracy_drop=100.0, recommend=True)
     trained = replace(config, export=settings), folder
     directory = exported(trained)
     bundle = open_bundle(directory)
@@ -51,8 +51,10 @@ def test_bundle_carries_its_proof(trained: tuple[Config, ImageFolder]) -> None:
     parity_report = json.loads((directory / "parity.json").read_text())
     assert parity_report["verdict"] == "passed"
     assert {check["inputs"] for check in parity_report["checks"]} == {"golden", "nasty", "random"}
-    (judged,) = parity_report["accuracy"]
-    assert (judged["artefact"], judged["samples"]) == ("model.int8.onnx", 24)
+    judged = [(each["artefact"], each["samples"]) for each in parity_report["accuracy"]]
+    assert judged == [("model.onnx", 24), ("model.int8.onnx", 24)]
+    recommendation = json.loads((directory / "recommendation.json").read_text())
+    assert recommendation["recommended"] in {"onnx", "onnx-int8"}
     provenance = json.loads((directory / "provenance.json").read_text())
     assert provenance["dataset_fingerprint"] == trained[1].fingerprint
     assert provenance["checkpoint"] == f"step-{provenance['step']:08d}"

@@ -62,8 +62,6 @@ def check_at_the_gate(source: Source, name: str) -> Artefact:
     golden = Rows(kind="golden", names=names, pixels=pixels, expected=expected)
     report = run_gate(source.classifier, directory, [artefact], [golden], max_batch=MAX_BATCH, threads=1)
     require_passed(report)
-    for file in artefact.files:
-        assert str(PROJECT_ROOT).encode() not in (directory / file).read_bytes(), "it tells where it was made"
     return artefact
 
 
@@ -72,7 +70,10 @@ def check_at_the_gate(source: Source, name: str) -> Artefact:
 )
 def test_format_answers_as_the_model_does(source: Source, name: str) -> None:
     """Cases C01 and C03: run at batches 1, 2, 3, 7 and max, from a copy, in a process that has no source code."""
-    assert check_at_the_gate(source, name).requires == {}
+    artefact = check_at_the_gate(source, name)
+    assert artefact.requires == {}
+    for file in artefact.files:
+        assert str(PROJECT_ROOT).encode() not in (source.onnx.parent / file).read_bytes()
 
 
 @pytest.mark.slow
