@@ -23,9 +23,12 @@ def main(arguments: list[str]) -> Path | str | None:
     parsers["verify"].add_argument(
         "bundle", type=Path, help="directory of a bundle, such as bundles/digits/1"
     )
+    parsers["verify"].add_argument(
+        "--key", type=Path, help="public key (PEM) that the bundle must be signed with"
+    )
     for name in ("before", "after"):
         parsers["diff"].add_argument(name, type=Path, help="directory of a bundle")
     chosen = parser.parse_args(arguments)
     if chosen.job == "verify":
-        return verify(chosen.bundle)
+        return verify(chosen.bundle, chosen.key)
     return "\n".join(differences(chosen.before, chosen.after)) or None

@@ -31,6 +31,7 @@ from train.parity import Pixels, Rows
 from train.runs import Run
 from train.runtime import running
 from train.servable import Source, exporting
+from train.signing import sign
 
 RANDOM_ROWS = 8
 
@@ -110,6 +111,8 @@ def _fill(
         recommendation = recommend.recommend(measured, judged, job.threads)
         sealed.write_json(staging / recommend.RECOMMENDATION, recommendation)
     sealed.write_json(staging / bundle.PROVENANCE, _provenance(run, folder, choice, evaluation))
+    if config.export.sign_key is not None:
+        sign(staging, config.export.sign_key)
 
 
 def _write_artefacts(job: Job) -> list[Artefact]:

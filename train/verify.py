@@ -12,17 +12,24 @@ from slipway.bundle import Bundle, BundleError, open_bundle
 from slipway.preprocessing import preprocess
 from train import parity
 from train.parity import Pixels, Rows
+from train.signing import SIGNATURE, require_signed
 
 logger = logging.getLogger(__name__)
 
 
-def verify(directory: Path) -> Path:
-    """Returns `directory` once everything in it was found as it was proven.
+def verify(directory: Path, public_key: Path | None = None) -> Path:
+    """Returns `directory` once everything in it was found as it was proven, and as the owner of the key signed it.
 
     Raises:
+        SignatureError: it is not signed by that key; nothing of it was loaded.
         SealError, ContractError, BundleError, ArtefactError: it is damaged, or it is not what it says.
         ParityError: an artefact answers here differently from the answers that the bundle carries.
     """
+    if public_key is not None:
+        require_signed(directory, public_key)
+        logger.info("signed by the owner of %s", public_key)
+    elif (directory / SIGNATURE).exists():
+        logger.info("the bundle is signed, by whom is not known: name a public key with --key")
     opened = open_bundle(directory)
     golden = Rows(
         kind=parity.GOLDEN,
