@@ -118,7 +118,7 @@ def _ask(classifier: ImageClassifier, images: torch.Tensor) -> torch.Tensor:
     try:
         logits = classifier(images)
     except (RuntimeError, ValueError, IndexError) as error:
-        raise ExportError(f"the model fails on a batch of {len(images)}: {_first_line(error)}") from error
+        raise ExportError(f"the model fails on a batch of {len(images)}: {first_line(error)}") from error
     if logits.ndim != 2 or len(logits) != len(images):
         raise ExportError(
             f"the model gives logits of shape {list(logits.shape)} for a batch of {len(images)} images; it must be "
@@ -156,9 +156,9 @@ def capture_error(error: Exception) -> ExportError:
     else:
         meaning = "the exporter cannot follow its code"
     return ExportError(
-        f"the model cannot be exported: {meaning} ({type(error).__name__}: {_first_line(error)})"
+        f"the model cannot be exported: {meaning} ({type(error).__name__}: {first_line(error)})"
     )
 
 
-def _first_line(error: Exception) -> str:
+def first_line(error: Exception) -> str:
     return (str(error).strip().splitlines() or [repr(error)])[0]

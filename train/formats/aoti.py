@@ -11,7 +11,7 @@ from torch._inductor import aoti_compile_and_package
 
 from slipway.artefact import instructions
 from train.model import require_eval
-from train.servable import ExportError, LowPrecision, Servable, Source, capture
+from train.servable import ExportError, LowPrecision, Servable, Source, capture, first_line
 
 
 def write(source: Source, path: Path, precision: str) -> None:
@@ -28,7 +28,10 @@ def write(source: Source, path: Path, precision: str) -> None:
     servable = Servable(model).eval().to(memory_format=torch.channels_last)
     with torch.no_grad():
         program = capture(servable, source.image_size, source.max_batch)
-        aoti_compile_and_package(program, package_path=str(path), inductor_configs={"freezing": True})
+        try:
+            aoti_compile_and_package(program, package_path=str(path), inductor_configs={"freezing": True})
+        except RuntimeError as error:  # what the compiler says is a page, and goes to stderr
+            raise ExportError(f"{path.name} cannot be compiled with {compiler}: {first_line(error)}") from error
 
 
 def requires() -> dict[str, Any]:

@@ -68,12 +68,15 @@ def check_at_the_gate(source: Source, name: str) -> Artefact:
 @pytest.mark.parametrize(
     "name", ["onnx-int8", "pt2", "torchscript", "openvino", "openvino-bf16", "openvino-int8"]
 )
-def test_format_answers_as_the_model_does(source: Source, name: str) -> None:
+def test_format_answers_as_the_model_does(
+    source: Source, name: str, capfd: pytest.CaptureFixture[str]
+) -> None:
     """Cases C01 and C03: run at batches 1, 2, 3, 7 and max, from a copy, in a process that has no source code."""
     artefact = check_at_the_gate(source, name)
     assert artefact.requires == {}
     for file in artefact.files:
         assert str(PROJECT_ROOT).encode() not in (source.onnx.parent / file).read_bytes()
+    assert capfd.readouterr().out == "", "stdout is for the path of the bundle"
 
 
 @pytest.mark.slow
