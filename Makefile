@@ -16,7 +16,7 @@ OPTIONS = --config "$(CONFIG)" $(ARGS)
 
 .DEFAULT_GOAL := help
 .PHONY: help setup data train evaluate export publish serve smoke predict report pipeline \
-	test test-fast chaos-train equivalence fuzz-preprocessing benchmark-preprocessing \
+	test test-fast chaos-train equivalence fuzz-preprocessing benchmark-preprocessing benchmark-export \
 	lint format lock clean distclean \
 	python train-environment serve-environment server dev-environments
 
@@ -81,6 +81,9 @@ fuzz-preprocessing: serve-environment ## Feed N damaged images to preprocessing:
 benchmark-preprocessing: python ## Preprocessing beside torchvision, OpenCV and Pillow; fails above a target
 	@$(ENVIRONMENT) train --benchmark
 	@$(TRAIN_PYTHON) -m benchmarks.preprocessing $(ARGS)
+
+benchmark-export: train-environment ## Latency of every format against ONNX Runtime, and what each costs in accuracy
+	@$(TRAIN_PYTHON) benchmarks/export.py $(ARGS)
 
 lint: dev-environments ## Check locks, style and types
 	@$(SERVE_PYTHON) scripts/lock.py --check
