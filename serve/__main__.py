@@ -94,13 +94,22 @@ def _publish(options: argparse.Namespace) -> Path:
 
 
 def _up_options(parser: argparse.ArgumentParser) -> None:
-    _add_path(parser, "--release", "release to serve", CURRENT)
+    _add_path(parser, "--release", "release to serve, or a link to it that may be moved meanwhile", CURRENT)
+    parser.add_argument(
+        "--probe-seconds",
+        type=float,
+        default=5.0,
+        metavar="SECONDS",
+        help="how often to check that golden images are answered well (default: 5)",
+    )
 
 
 def _up(options: argparse.Namespace) -> None:
     from serve import up
 
-    up.run(options.release)
+    if not options.probe_seconds > 0:
+        raise UsageError(f"command line: --probe-seconds is {options.probe_seconds:g}; must be above 0")
+    up.run(options.release, options.probe_seconds)
 
 
 def _smoke_options(parser: argparse.ArgumentParser) -> None:

@@ -29,6 +29,8 @@ Result = TypeVar("Result")
 
 # The server refuses larger images as well, but only after they have travelled. It is the contract's default.
 MAX_IMAGE_BYTES = Preprocessing.max_bytes
+# Of all images of a request together; serve.front refuses more, where it stands between us and the server.
+MAX_REQUEST_BYTES = 256 * 2**20
 CONNECT_SECONDS = 5.0
 # Longer than the server lets a request wait in its queues (serve.model_config), so that it is the server that
 # says "overloaded" and not our deadline.
@@ -266,7 +268,7 @@ _CHANNEL = [
 ]
 _HTTP_CAUSES: dict[str, type[ServingError]] = {"404": UnknownModel, "503": Overloaded}
 _GRPC_CAUSES: dict[str, type[ServingError]] = {"NOT_FOUND": UnknownModel, "UNAVAILABLE": Unreachable}
-_REFUSED = ("400", "INVALID_ARGUMENT")
+_REFUSED = ("400", "413", "INVALID_ARGUMENT")
 # Over gRPC a full queue has the same status as a lost connection; only Triton's words tell them apart.
 _QUEUE_MESSAGES = ("Exceeds maximum queue size", "Request timeout expired")
 # What serve/models/preprocess.py answers, behind Triton's "in ensemble 'classify', ".

@@ -3,9 +3,13 @@
 Triton's own health endpoints stay 200 when the process behind a model has died.
 """
 
+import http.client
+import re
+
 import numpy as np
 
-from serve.client import Client
+from serve.client import Client, Unreachable
+from serve.model_config import CLASSIFIER
 from serve.release import Release
 from slipway.errors import SlipwayError
 
@@ -33,3 +37,21 @@ def check(client: Client, release: Release) -> None:
             f"the golden image was answered {answer.label!r} with probabilities off by {difference:.2g}; it is "
             f"{golden.label!r}, and at most {TOLERANCE:g} is allowed"
         )
+
+
+def answered(metrics: str, deadline_seconds: float) -> int:
+    """How many images the server whose metrics are at host:port `metrics` has classified since it started.
+
+    Raises Unreachable if it does not say.
+    """
+    try:
+        connection = http.client.HTTPConnection(metrics, timeout=deadline_seconds)
+        connection.request("GET", "/metrics")
+        text = connection.getresponse().read().decode()
+        connection.close()
+    except (OSError, http.client.HTTPException) as error:
+        raise Unreachable(f"{metrics}: no metrics can be read there ({error})") from None
+    return sum(int(count) for count in _CLASSIFIED.findall(text))
+
+
+_CLASSIFIED = re.compile(rf'^nv_inference_count{{model="{CLASSIFIER}",[^}}]*}} (\d+)', re.MULTILINE)

@@ -10,7 +10,7 @@ from serve.client import CLIENTS, Client
 from serve.release import Release, open_release
 from serve.server import Server, serving
 from slipway.bundle import Bundle, open_bundle
-from tests.serve.tools import CPUS, Oracle, make_bundle
+from tests.serve.tools import CPUS, SLOW, SLOW_SECONDS, Oracle, edit_text, make_bundle, variant
 
 
 @pytest.fixture(scope="session")
@@ -23,6 +23,27 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
 def release(bundle: Bundle, tmp_path_factory: pytest.TempPathFactory) -> Release:
     return open_release(
         repository.publish(bundle.directory, tmp_path_factory.mktemp("repository"), "embedded", CPUS)
+    )
+
+
+@pytest.fixture(scope="session")
+def slow_release(release: Release, tmp_path_factory: pytest.TempPathFactory) -> Release:
+    """Preprocessing takes its time over one input, and says in the log when it begins."""
+    code = f"""\
+    if data == {SLOW!r}:
+        import time
+
+        print("slow begins", flush=True)
+        time.sleep({SLOW_SECONDS})
+"""
+    return variant(
+        release,
+        tmp_path_factory.mktemp("slow") / "release",
+        lambda models: edit_text(
+            models / "preprocess" / "1" / "slipway" / "preprocessing.py",
+            "    image = decode(data, rules)\n",
+            f"{code}    image = decode(data, rules)\n",
+        ),
     )
 
 

@@ -26,31 +26,12 @@ from serve.client import (
 from serve.release import Release
 from serve.server import LOOPBACK, Server, free_ports, serving
 from tests import images
-from tests.serve.tools import ask_together, edit_config, edit_text, variant
+from tests.serve.tools import SLOW, SLOW_SECONDS, ask_together, edit_config, variant
 
 pytestmark = pytest.mark.integration
 
 # Far more than any deadline here and far less than a hang.
 PATIENCE = 20
-
-
-SLOW = b"slow"
-SLOW_SECONDS = 4
-
-
-@pytest.fixture(scope="module")
-def slow_release(release: Release, tmp_path_factory: pytest.TempPathFactory) -> Release:
-    """Preprocessing takes its time over one input, before it refuses it as no image."""
-    code = f"    import time\n\n    time.sleep({SLOW_SECONDS} if data == {SLOW!r} else 0)\n"
-    return variant(
-        release,
-        tmp_path_factory.mktemp("slow") / "release",
-        lambda models: edit_text(
-            models / "preprocess" / "1" / "slipway" / "preprocessing.py",
-            "    image = decode(data, rules)\n",
-            f"{code}    image = decode(data, rules)\n",
-        ),
-    )
 
 
 @pytest.fixture(scope="module")

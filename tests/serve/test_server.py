@@ -6,7 +6,6 @@ import signal
 import socket
 import time
 import urllib.request
-from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -31,6 +30,7 @@ from tests.serve.tools import (
     model_processes,
     still_running,
     variant,
+    wait_until_gone,
 )
 
 pytestmark = pytest.mark.integration
@@ -39,13 +39,6 @@ pytestmark = pytest.mark.integration
 def label_of_5(server: Server) -> str:
     with HttpClient(server.http) as client:
         return client.classify([images.flat(5)])[0].label
-
-
-def wait_until_gone(processes: Iterable[int]) -> None:
-    deadline = time.monotonic() + 30
-    while running := [pid for pid in processes if still_running(pid)]:
-        assert time.monotonic() < deadline, f"{running} are still running"
-        time.sleep(0.05)
 
 
 def watch(server: Server) -> None:
