@@ -5,6 +5,7 @@ PYTHON ?= python3.11
 CONFIG ?= configs/digits.yaml
 ARGS ?=
 IMAGE ?=
+RELEASE ?=
 
 ENVIRONMENT = "$(PYTHON)" scripts/environment.py
 TRAIN_PYTHON = .venv/train/bin/python
@@ -14,7 +15,7 @@ SERVE = $(SERVE_PYTHON) -m serve
 OPTIONS = --config "$(CONFIG)" $(ARGS)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup data train evaluate export publish serve smoke predict report pipeline \
+.PHONY: help setup data train evaluate export publish promote rollback releases serve smoke predict report pipeline \
 	test test-fast chaos-train lint format lock clean distclean \
 	python train-environment serve-environment server dev-environments
 
@@ -40,8 +41,18 @@ evaluate: train-environment ## Evaluate the best checkpoint on the test split
 export: train-environment ## Export a bundle, if it passes the parity gate
 	@$(TRAIN) export $(OPTIONS)
 
-publish: train-environment serve-environment ## Export, and publish the bundle to the model repository
+publish: train-environment server ## Export, publish the bundle as a release, try it, and let it be served
 	@bundle="$$($(TRAIN) export $(OPTIONS))" && $(SERVE) publish --bundle "$$bundle"
+
+promote: server ## Try a release and let it be served: make promote RELEASE=name
+	@test -n "$(RELEASE)" || { echo 'error: name the release: make promote RELEASE=name' >&2; exit 2; }
+	@$(SERVE) promote "$(RELEASE)" $(ARGS)
+
+rollback: serve-environment ## Serve the release from before again
+	@$(SERVE) rollback $(ARGS)
+
+releases: serve-environment ## List the releases, and say which is served
+	@$(SERVE) list $(ARGS)
 
 serve: server ## Serve the current release in the foreground (Ctrl-C stops it)
 	@$(SERVE) up $(ARGS)

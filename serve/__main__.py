@@ -2,6 +2,7 @@
 
     python -m serve publish --bundle bundles/digits/1
     python -m serve up
+    python -m serve promote digits-1 | rollback | list
     python -m serve predict cat.jpg
     python -m serve smoke --release ... --images ... --predictions ... --output ...
 
@@ -85,12 +86,40 @@ def _publish_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _publish(options: argparse.Namespace) -> Path:
-    from serve import cpus, repository
+    from serve import cpus, releases, repository
 
     count = cpus.available_cpus() if options.cpus is None else options.cpus
     if count < 1:
         raise UsageError(f"command line: --cpus is {count}; must be at least 1")
-    return repository.publish(options.bundle, options.repository, options.target, count)
+    return releases.promote(repository.publish(options.bundle, options.repository, options.target, count))
+
+
+def _promote_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("name", metavar="RELEASE", help="name of the release, as `list` shows it")
+    _repository_option(parser)
+
+
+def _promote(options: argparse.Namespace) -> Path:
+    from serve import releases
+
+    return releases.promote(releases.find(options.repository, options.name))
+
+
+def _repository_option(parser: argparse.ArgumentParser) -> None:
+    _add_path(parser, "--repository", "model repository", REPOSITORY)
+
+
+def _rollback(options: argparse.Namespace) -> Path:
+    from serve import releases
+
+    return releases.rollback(options.repository)
+
+
+def _list(options: argparse.Namespace) -> None:
+    from serve import releases
+
+    for line in releases.table(options.repository):
+        print(line)
 
 
 def _up_options(parser: argparse.ArgumentParser) -> None:
@@ -157,13 +186,28 @@ def _add_path(parser: argparse.ArgumentParser, option: str, help: str, default: 
 
 COMMANDS = {
     "publish": Command(
-        help="Make a sealed release of a bundle and let model_repository/current point at it.",
+        help="Make a sealed release of a bundle, and promote it.",
         add_options=_publish_options,
         run=_publish,
         required=("bundle",),
     ),
+    "promote": Command(
+        help="Try a release with a server of its own, and let model_repository/current lead to it if it is good.",
+        add_options=_promote_options,
+        run=_promote,
+    ),
+    "rollback": Command(
+        help="Let model_repository/current lead to the release that was served before.",
+        add_options=_repository_option,
+        run=_rollback,
+    ),
+    "list": Command(
+        help="List the releases, and say which is served and which was served before.",
+        add_options=_repository_option,
+        run=_list,
+    ),
     "up": Command(
-        help="Serve a release in the foreground; Ctrl-C stops it cleanly.",
+        help="Serve what model_repository/current leads to, in the foreground; Ctrl-C stops it cleanly.",
         add_options=_up_options,
         run=_up,
     ),

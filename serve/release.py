@@ -17,6 +17,11 @@ FORMAT = "slipway-release/1"
 ABOUT = "release.json"
 MODELS = "models"
 
+# Of a model repository: the folder of its releases, and links to two of them (serve.releases).
+RELEASES = "releases"
+CURRENT = "current"
+PREVIOUS = "previous"
+
 
 @dataclass(frozen=True, kw_only=True)
 class GoldenAnswer:

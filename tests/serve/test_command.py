@@ -36,13 +36,20 @@ def serve(*arguments: str | Path, cwd: Path | None = None) -> subprocess.Complet
     ("arguments", "words"),
     [
         (["smok"], "smok is not a command of serve; did you mean smoke?"),
-        (["quux"], "quux is not a command of serve; there are publish, up, smoke, predict"),
+        (
+            ["quux"],
+            "quux is not a command of serve; there are publish, promote, rollback, list, up, smoke, predict",
+        ),
         (["smoke", "--relase", "x"], "--relase is not an option; did you mean release?"),
         (["smoke", "--image", "x"], "--image is not an option; did you mean images?"),
         (["publish", "--bundel", "x"], "--bundel is not an option; did you mean bundle?"),
         (["publish"], "--bundle is missing"),
         (["publish", "--bundle", "x", "--cpus", "0"], "--cpus is 0; must be at least 1"),
         (["publish", "--target", "contaner"], "invalid choice: 'contaner'"),
+        (
+            ["promote", "digits-9", "--repository", "none"],
+            "digits-9 is not a release of none; there are none",
+        ),
         (["up", "now"], "'now' is one value too many"),
         (["up", "--probe-seconds", "0"], "--probe-seconds is 0; must be above 0"),
         (["predict", "a.png", "--url", "localhost"], "--url is localhost; expected host:port"),
@@ -56,7 +63,7 @@ def test_wrong_usage_is_said_in_one_line_and_exits_2(arguments: list[str], words
     assert "Traceback" not in done.stderr
 
 
-@pytest.mark.parametrize("command", ["publish", "up", "smoke", "predict"])
+@pytest.mark.parametrize("command", ["publish", "promote", "rollback", "list", "up", "smoke", "predict"])
 def test_every_command_explains_itself(command: str) -> None:
     done = serve(command, "--help")
     assert done.returncode == 0
@@ -64,6 +71,7 @@ def test_every_command_explains_itself(command: str) -> None:
     assert command in serve("--help").stdout
 
 
+@pytest.mark.integration
 def test_publish_prints_the_release_and_nothing_else(bundle: Bundle, tmp_path: Path) -> None:
     arguments = ["publish", "--bundle", str(bundle.directory), "--repository", "models with space"]
     done = serve(*arguments, cwd=tmp_path)

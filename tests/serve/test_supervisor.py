@@ -5,10 +5,12 @@ import re
 import signal
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
 
 import pytest
 
-from serve import health
+from serve import health, repository
 from serve import server as servers
 from serve import supervisor as supervisors
 from serve.client import CLIENTS, DeadlineExceeded, Overloaded
@@ -18,7 +20,7 @@ from serve.release import Release
 from serve.server import Server, ServerError, free_ports
 from serve.supervisor import FAILED_PROBES, Serving, Supervisor, pause_before
 from tests import images
-from tests.serve.tools import model_processes, still_running, wait_until
+from tests.serve.tools import CPUS, make_bundle, model_processes, still_running, variant, wait_until
 
 pytestmark = pytest.mark.integration
 
@@ -46,10 +48,24 @@ def label_of_5(front: Front) -> set[str]:
 
 
 @pytest.fixture(scope="module")
-def everything(release: Release) -> Iterator[tuple[Supervisor, Front]]:
+def link(release: Release, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What is to be served."""
+    path = tmp_path_factory.mktemp("repository") / "current"
+    path.symlink_to(release.directory)
+    return path
+
+
+def lead_to(link: Path, directory: Path) -> None:
+    fresh = link.with_name("fresh")
+    fresh.symlink_to(directory)
+    fresh.replace(link)
+
+
+@pytest.fixture(scope="module")
+def everything(link: Path) -> Iterator[tuple[Supervisor, Front]]:
     """One supervisor for all tests here; each leaves it with a server that is well."""
     front = Front(free_ports())
-    supervisor = Supervisor(front, release.directory, PROBE_SECONDS)
+    supervisor = Supervisor(front, link, PROBE_SECONDS)
     try:
         supervisor.start()
         yield supervisor, front
@@ -67,6 +83,10 @@ def supervisor(everything: tuple[Supervisor, Front]) -> Supervisor:
 @pytest.fixture
 def front(everything: tuple[Supervisor, Front]) -> Front:
     return everything[1]
+
+
+def logged(caplog: pytest.LogCaptureFixture, pattern: re.Pattern[str]) -> bool:
+    return pattern.search(caplog.text) is not None
 
 
 def probe_now(supervisor: Supervisor) -> Serving:
@@ -165,6 +185,73 @@ def test_a_crash_loop_backs_off_says_why_each_time_and_never_gives_up(
     assert pauses == [("0", "1"), ("0.01", "2"), ("0.02", "3"), ("0.04", "4"), ("0.08", "5"), ("0.16", "6")]
     step_until(supervisor, lambda: supervisor.server is not dead)
     assert label_of_5(front) == {"5"}
+
+
+def test_another_release_takes_over_and_a_rollback_finds_the_one_before_still_running(
+    supervisor: Supervisor, front: Front, link: Path, release: Release, tmp_path: Path
+) -> None:
+    """Cases D04 and D13."""
+    reversed_classes = make_bundle(tmp_path / "bundles" / "tiny" / "2", "--reverse-classes")
+    other = repository.publish(reversed_classes, tmp_path / "repository", "embedded", CPUS)
+    before = supervisor.server
+    lead_to(link, other)
+    step_until(supervisor, lambda: supervisor.server is not before)
+    assert label_of_5(front) == {"6"}
+    lead_to(link, release.directory)
+    step_until(supervisor, lambda: supervisor.server is before)
+    assert label_of_5(front) == {"5"}
+
+
+def test_a_release_that_is_no_longer_wanted_is_given_up(
+    supervisor: Supervisor, front: Front, link: Path, release: Release, tmp_path: Path
+) -> None:
+    other = variant(release, tmp_path / "other", lambda _: None)
+    before = supervisor.server
+    lead_to(link, other.directory)
+    supervisor.step()
+    candidate = supervisor._candidate
+    assert candidate is not None
+    lead_to(link, release.directory)
+    supervisor.step()
+    assert candidate.server.ended
+    assert supervisor.server is before
+    assert label_of_5(front) == {"5"}
+
+
+def test_a_broken_release_never_replaces_a_good_one(
+    supervisor: Supervisor,
+    front: Front,
+    link: Path,
+    release: Release,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Case D04. Damaged on disk; with labels of another model, which Triton does not notice; with a broken model."""
+
+    def swap_labels(models: Path) -> None:
+        labels = models / "classify" / "labels.txt"
+        labels.write_text("".join(reversed(labels.read_text().splitlines(keepends=True))))
+
+    damaged = variant(release, tmp_path / "damaged", lambda _: None).directory
+    (damaged / "models" / "classifier" / "1" / "model.onnx").chmod(0o644)
+    (damaged / "models" / "classifier" / "1" / "model.onnx").write_bytes(b"no model")
+    mislabelled = variant(release, tmp_path / "mislabelled", swap_labels).directory
+    broken = variant(
+        release, tmp_path / "broken", lambda models: (models / "classifier" / "1" / "model.onnx").unlink()
+    ).directory
+    before = supervisor.server
+    for directory, words in (
+        (damaged, r"model\.onnx: differs from the manifest"),
+        (mislabelled, "the golden image was answered '9'"),
+        (broken, "Triton could not load model classifier"),
+    ):
+        lead_to(link, directory)
+        refusal = re.compile(f"{directory} is refused: .*{words}")
+        step_until(supervisor, partial(logged, caplog, refusal))
+        assert supervisor.server is before
+        assert label_of_5(front) == {"5"}
+    assert caplog.text.count(f"still serving {release.directory.name}") == 3
+    lead_to(link, release.directory)
 
 
 @pytest.mark.parametrize(("replacement", "seconds"), [(1, 0), (2, 1), (3, 2), (7, 32), (8, 60), (10_000, 60)])
