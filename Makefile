@@ -16,7 +16,7 @@ OPTIONS = --config "$(CONFIG)" $(ARGS)
 
 .DEFAULT_GOAL := help
 .PHONY: help setup data train evaluate export publish promote rollback releases serve smoke predict report pipeline \
-	test test-fast chaos-train lint format lock clean distclean \
+	test test-fast chaos-train chaos-serve lint format lock clean distclean \
 	python train-environment serve-environment server dev-environments
 
 help: ## Show this help
@@ -80,6 +80,9 @@ test-fast: dev-environments ## Run the tests that start no real training and no 
 
 chaos-train: dev-environments ## Kill real training 52 times at random moments; it must not lose or repeat a step
 	@$(TRAIN_PYTHON) -m pytest tests/integration/test_kill_anywhere.py --kills 13 --timeout 3600 -s $(ARGS)
+
+chaos-serve: dev-environments ## Kill, stop, overload and switch a real service under load; no answer may be wrong
+	@$(SERVE_PYTHON) -m pytest tests/serve/test_chaos.py --rounds 5 --timeout 3600 -s $(ARGS)
 
 lint: dev-environments ## Check locks, style and types
 	@$(SERVE_PYTHON) scripts/lock.py --check

@@ -24,9 +24,10 @@ TICK_SECONDS = 0.1
 # Two in a row, because one may have met a machine that was busy with something else.
 FAILED_PROBES = 2
 # The first replacement comes at once, the next ones in a row after 1, 2, 4, ... seconds. A server that has been
-# well for as long as the longest pause ends the row.
+# well for long enough ends the row.
 FIRST_PAUSE_SECONDS = 1.0
 LONGEST_PAUSE_SECONDS = 60.0
+STEADY_SECONDS = 30.0
 # Requests that a server still has when another one takes over get this long.
 RETIRE_SECONDS = 30
 # After that the server is kept as it is, so that a rollback finds it running.
@@ -208,7 +209,7 @@ class Supervisor:
         """Once more, after a pause that grows with every replacement in a row."""
         assert self._serving is not None
         now = time.monotonic()
-        if now - self._serving.since > LONGEST_PAUSE_SECONDS:
+        if now - self._serving.since > STEADY_SECONDS:
             self._replacements_in_a_row = 0
         self._replacements_in_a_row += 1
         pause = pause_before(self._replacements_in_a_row)

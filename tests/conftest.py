@@ -7,3 +7,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--kills", type=int, default=2, help="how often each training run is killed (default: 2)"
     )
+    parser.addoption(
+        "--rounds",
+        type=int,
+        default=1,
+        help="how often a service meets each fault (default: 1; more assert times)",
+    )
