@@ -65,7 +65,7 @@ smoke: train-environment server ## Publish, then send every test image through a
 	&& $(SERVE) smoke --release "$$release" --images "$$data" \
 		--predictions "$$evaluation/predictions.jsonl" --output "$$(mktemp)"
 
-predict: serve-environment ## Ask the running server about one image: make predict IMAGE=path
+predict: serve-environment ## Ask the running server about a file, a folder or a pattern: make predict IMAGE=path
 	@test -n "$(IMAGE)" || { echo 'error: name the image: make predict IMAGE=path' >&2; exit 2; }
 	@$(SERVE) predict "$(IMAGE)" $(ARGS)
 

@@ -15,6 +15,7 @@ import re
 import signal
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from slipway import command, config
@@ -155,7 +156,18 @@ def _smoke(options: argparse.Namespace) -> Path:
 
 
 def _predict_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("images", type=Path, nargs="+", metavar="IMAGE", help="image files to ask about")
+    parser.add_argument(
+        "images",
+        nargs="+",
+        metavar="IMAGE",
+        help='files, folders, or quoted patterns such as "photos/**/*.jpg"',
+    )
+    parser.add_argument(
+        "--format",
+        choices=["text", "csv", "json"],
+        default="text",
+        help="text (default), csv with a header, or json with an object a line",
+    )
     parser.add_argument(
         "--protocol", choices=list(DEFAULT_URLS), default="http", help="http (default) or grpc"
     )
@@ -169,8 +181,7 @@ def _predict(options: argparse.Namespace) -> None:
     url = (options.url or DEFAULT_URLS[options.protocol]).removeprefix("http://").rstrip("/")
     if not re.fullmatch(r"[^\s/]+:\d+", url):
         raise UsageError(f"command line: --url is {options.url}; expected host:port")
-    for line in predict.run(options.images, url, options.protocol):
-        print(line, flush=True)
+    predict.run(options.images, url, options.protocol, options.format, partial(print, flush=True))
 
 
 def _add_path(parser: argparse.ArgumentParser, option: str, help: str, default: Path | None = None) -> None:
@@ -218,7 +229,7 @@ COMMANDS = {
         required=("images", "predictions", "output"),
     ),
     "predict": Command(
-        help="Ask a running server about image files.",
+        help="Ask a running server about image files, folders and patterns.",
         add_options=_predict_options,
         run=_predict,
     ),

@@ -17,7 +17,7 @@ from string import Template
 from typing import Self
 
 from serve import tether
-from serve.client import MAX_REQUEST_BYTES
+from serve.protocol import MAX_REQUEST_BYTES
 from serve.server import LOOPBACK, TRITON, Ports, PortTaken, Server, is_free, shown_tail
 from slipway.errors import SlipwayError
 

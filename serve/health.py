@@ -8,8 +8,9 @@ import re
 
 import numpy as np
 
-from serve.client import Client, Unreachable
+from serve.client import Client
 from serve.model_config import CLASSIFIER
+from serve.protocol import Unreachable
 from serve.release import Release
 from slipway.errors import SlipwayError
 

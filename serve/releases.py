@@ -15,8 +15,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from serve import server
-from serve.client import ServingError
 from serve.health import WrongAnswer
+from serve.protocol import ServingError
 from serve.release import ABOUT, CURRENT, PREVIOUS, RELEASES, Release, open_release
 from serve.server import ServerError
 from slipway import sealed

@@ -27,7 +27,8 @@ from pathlib import Path
 import psutil
 
 from serve import health, shared_memory, tether
-from serve.client import CLIENTS, DEADLINE_SECONDS, Unreachable
+from serve.client import CLIENTS
+from serve.protocol import DEADLINE_SECONDS, Unreachable
 from serve.release import Release
 from slipway import compatibility
 from slipway.errors import SlipwayError

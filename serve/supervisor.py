@@ -13,9 +13,9 @@ from pathlib import Path
 
 from serve import health
 from serve import server as servers
-from serve.client import DeadlineExceeded, Overloaded, ServingError
 from serve.front import Front, FrontFailure
 from serve.health import WrongAnswer
+from serve.protocol import DeadlineExceeded, Overloaded, ServingError
 from serve.release import Release, open_release
 from serve.server import PortTaken, Server, ServerError
 from slipway.errors import SlipwayError

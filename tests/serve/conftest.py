@@ -1,5 +1,6 @@
 """A real bundle, published, and a real Triton server that serves it to all tests of a session."""
 
+import socket
 from collections.abc import Iterator
 
 import onnxruntime
@@ -8,7 +9,7 @@ import pytest
 from serve import repository
 from serve.client import CLIENTS, Client
 from serve.release import Release, open_release
-from serve.server import Server, serving
+from serve.server import LOOPBACK, Server, serving
 from slipway.bundle import Bundle, open_bundle
 from tests.serve.tools import CPUS, SLOW, SLOW_SECONDS, Oracle, edit_text, make_bundle, variant
 
@@ -71,3 +72,18 @@ def oracle(bundle: Bundle) -> Oracle:
         bundle.directory / "model.onnx", providers=["CPUExecutionProvider"]
     )
     return Oracle(session=session, signature=bundle.signature)
+
+
+@pytest.fixture
+def blackhole() -> Iterator[str]:
+    """A port whose connections are never made: its queue of them is full and nobody takes any."""
+    with socket.socket() as listener:
+        listener.bind((LOOPBACK, 0))
+        listener.listen(0)
+        waiting = [socket.socket() for _ in range(4)]
+        for one in waiting:
+            one.settimeout(0)
+            one.connect_ex(listener.getsockname())
+        yield f"{LOOPBACK}:{listener.getsockname()[1]}"
+        for one in waiting:
+            one.close()

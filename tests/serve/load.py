@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Self
 
-from serve.client import CLIENTS, ServingError
+from serve.client import CLIENTS
+from serve.protocol import ServingError
 from tests import images
 
 PAUSE_SECONDS = 0.02

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from serve import releases, repository
-from serve.client import CLIENTS, Client, UnknownModel
+from serve.client import CLIENTS, Client
+from serve.protocol import UnknownModel
 from serve.release import Release, open_release
 from serve.server import Server, serving
 from slipway.bundle import Bundle

@@ -23,8 +23,9 @@ import pytest
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from serve import repository
-from serve.client import CLIENTS, Answer, Overloaded, ServingError
+from serve.client import CLIENTS
 from serve.front import DRAIN_SECONDS
+from serve.protocol import Answer, Overloaded, ServingError
 from serve.release import Release, open_release
 from serve.server import LOOPBACK, STOP_SECONDS
 from serve.supervisor import STEADY_SECONDS

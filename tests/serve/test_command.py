@@ -16,7 +16,8 @@ import psutil
 import pytest
 
 from serve import shared_memory
-from serve.client import CLIENTS, RefusedInput
+from serve.client import CLIENTS
+from serve.protocol import RefusedInput
 from serve.release import Release
 from serve.server import LOOPBACK, Server, free_ports, is_free
 from slipway.bundle import Bundle
@@ -54,6 +55,7 @@ def serve(*arguments: str | Path, cwd: Path | None = None) -> subprocess.Complet
         (["up", "--probe-seconds", "0"], "--probe-seconds is 0; must be above 0"),
         (["predict", "a.png", "--url", "localhost"], "--url is localhost; expected host:port"),
         (["predict", "no-such-file.png"], "no-such-file.png: is not a file"),
+        (["predict", "no-such-*.png"], "no-such-*.png: matches no file"),
     ],
 )
 def test_wrong_usage_is_said_in_one_line_and_exits_2(arguments: list[str], words: str) -> None:

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from serve import front as fronts
-from serve.client import CLIENTS, MAX_REQUEST_BYTES, HttpClient, Overloaded, Unreachable
+from serve.client import CLIENTS, HttpClient
 from serve.front import Front, FrontFailure
+from serve.protocol import MAX_REQUEST_BYTES, Overloaded, Unreachable
 from serve.server import LOOPBACK, PortTaken, Server, free_ports
 from tests import images
 from tests.serve.tools import still_running

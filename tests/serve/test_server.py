@@ -14,8 +14,9 @@ import pytest
 
 from serve import repository
 from serve import server as servers
-from serve.client import CLIENTS, HttpClient, ServerFailure
+from serve.client import CLIENTS, HttpClient
 from serve.health import WrongAnswer, check
+from serve.protocol import ServerFailure
 from serve.release import Release, open_release
 from serve.server import TRITON, Ports, PortTaken, Server, ServerError, free_ports, serving
 from slipway import sealed

@@ -13,9 +13,10 @@ import pytest
 from serve import health, repository
 from serve import server as servers
 from serve import supervisor as supervisors
-from serve.client import CLIENTS, DeadlineExceeded, Overloaded
+from serve.client import CLIENTS
 from serve.front import Front
 from serve.health import WrongAnswer
+from serve.protocol import DeadlineExceeded, Overloaded
 from serve.release import Release
 from serve.server import Server, ServerError, free_ports
 from serve.supervisor import FAILED_PROBES, Serving, Supervisor, pause_before

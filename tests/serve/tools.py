@@ -16,7 +16,8 @@ import psutil
 from google.protobuf import text_format
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
-from serve.client import CLIENTS, Answer, ServingError
+from serve.client import CLIENTS
+from serve.protocol import Answer, ServingError
 from serve.release import KIND, Release, open_release
 from serve.server import Server
 from slipway import sealed
