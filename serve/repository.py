@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
-from serve import model_config, onnx_header
+from serve import linter, model_config, onnx_header
 from serve.model_config import Description, Target
 from serve.release import ABOUT, FORMAT, KIND, MODELS, RELEASES
 from slipway import bundle, compatibility, hashing, sealed
@@ -95,6 +95,7 @@ def publish(bundle_directory: Path, repository: Path, target: Target, cpus: int)
             release = _free_name(repository / RELEASES, opened, inputs)
             with sealed.stage(release, kind=KIND, inputs=inputs) as staging:
                 _fill(staging, content)
+                _lint(staging / MODELS)
             logger.info("published %s as %s", opened.release, release)
         else:
             logger.info("%s is already published as %s", opened.release, release)
@@ -166,6 +167,12 @@ def _fill(release: Path, content: _Content) -> None:
     _write_preprocess(release / MODELS / model_config.PREPROCESS, content)
     _write_classifier(release / MODELS / model_config.CLASSIFIER, content)
     _write_ensemble(release / MODELS / model_config.ENSEMBLE, content)
+
+
+def _lint(models: Path) -> None:
+    """Our own configurations have no mistakes; what a fork makes of them may."""
+    if mistakes := list(linter.problems(models)):
+        raise PublishError(f"Triton would not serve this: {'; '.join(mistakes)}")
 
 
 def _write_preprocess(model: Path, content: _Content) -> None:

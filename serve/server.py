@@ -26,7 +26,7 @@ from pathlib import Path
 
 import psutil
 
-from serve import health, shared_memory, tether
+from serve import health, linter, shared_memory, tether
 from serve.client import CLIENTS
 from serve.protocol import DEADLINE_SECONDS, Unreachable
 from serve.release import Release
@@ -106,6 +106,8 @@ def start(
             f"{release.directory}: was published for the {release.target}; publish it with --target embedded to "
             "run it here"
         )
+    if mistakes := list(linter.problems(release.models)):
+        raise ServerError(f"Triton would not serve this: {'; '.join(mistakes)}")
     program = find_triton(triton)
     _check_python(python)
     for port in astuple(ports):
