@@ -121,7 +121,9 @@ class Front:
             raise FrontFailure(f"HAProxy ended by itself with status {status}{shown_tail(self._log)}")
 
     def restart(self) -> None:
-        """Start HAProxy again, on the same ports, after it has ended. It points nowhere yet."""
+        """End HAProxy, if it has not ended, and start it again on the same ports. It points nowhere yet."""
+        self._process.kill()
+        self._process.wait()
         self._holders = {}
         self._socket.unlink(missing_ok=True)
         self._process = self._start()

@@ -5,6 +5,7 @@ Triton's own health endpoints stay 200 when the process behind a model has died.
 
 import http.client
 import re
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -40,8 +41,16 @@ def check(client: Client, release: Release) -> None:
         )
 
 
-def answered(metrics: str, deadline_seconds: float) -> int:
-    """How many images the server whose metrics are at host:port `metrics` has classified since it started.
+@dataclass(frozen=True, kw_only=True)
+class Load:
+    """answered: images classified since the server started. waiting: requests that wait in its queues now."""
+
+    answered: int
+    waiting: int
+
+
+def load(metrics: str, deadline_seconds: float) -> Load:
+    """What the server whose metrics are at host:port `metrics` has done and has to do.
 
     Raises Unreachable if it does not say.
     """
@@ -52,7 +61,11 @@ def answered(metrics: str, deadline_seconds: float) -> int:
         connection.close()
     except (OSError, http.client.HTTPException) as error:
         raise Unreachable(f"{metrics}: no metrics can be read there ({error})") from None
-    return sum(int(count) for count in _CLASSIFIED.findall(text))
+    return Load(
+        answered=sum(int(count) for count in _CLASSIFIED.findall(text)),
+        waiting=sum(int(count) for count in _WAITING.findall(text)),
+    )
 
 
 _CLASSIFIED = re.compile(rf'^nv_inference_count{{model="{CLASSIFIER}",[^}}]*}} (\d+)', re.MULTILINE)
+_WAITING = re.compile(r"^nv_inference_pending_request_count{[^}]*} (\d+)", re.MULTILINE)

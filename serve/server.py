@@ -28,7 +28,7 @@ import psutil
 
 from serve import health, linter, shared_memory, tether
 from serve.client import CLIENTS
-from serve.protocol import DEADLINE_SECONDS, Unreachable
+from serve.protocol import DeadlineExceeded, Unreachable
 from serve.release import Release
 from slipway import compatibility
 from slipway.errors import SlipwayError
@@ -41,6 +41,8 @@ MODELS = "models"
 PROGRAM = "triton"
 
 START_SECONDS = 120
+# For the golden answers of a server that has loaded its models and warmed them up.
+ANSWER_SECONDS = 5
 # Requests in flight get this long when the server stops. A client that merely keeps its connection open makes
 # Triton wait for all of it, and exit with status 1.
 DRAIN_SECONDS = 10
@@ -201,14 +203,14 @@ class Server:
             PortTaken, ServerError: it will never be, because it has ended.
             WrongAnswer, ServingError: it answers, but not as the release was proven to.
         """
-        self.raise_if_ended()
+        self.raise_if_crippled()
         if not self._listens():
             return False
         try:
-            self.probe(DEADLINE_SECONDS)
-        except Unreachable:
-            return False  # it has just ended
-        self._models = psutil.Process(self.pid).children()
+            self.probe(ANSWER_SECONDS)
+        except (Unreachable, DeadlineExceeded):
+            return False  # it has just ended, or the machine is busy; we are asked again
+        self._models = self._models or psutil.Process(self.pid).children()
         return True
 
     def probe(self, deadline_seconds: float) -> None:
@@ -217,7 +219,10 @@ class Server:
         deadline_seconds: for each of the two answers.
         """
         for protocol, url in self.urls.items():
-            with CLIENTS[protocol](url, deadline_seconds=deadline_seconds) as client:
+            client_type = CLIENTS[protocol]
+            with client_type(
+                url, connect_seconds=deadline_seconds, deadline_seconds=deadline_seconds
+            ) as client:
                 health.check(client, self.release)
 
     def raise_if_ended(self) -> None:

@@ -40,7 +40,7 @@ logger = logging.getLogger(__name__)
 class Serving:
     """The server that gets the requests.
 
-    sick: it is being replaced. failed_probes: in a row. answered: images it had classified at the last probe.
+    sick: it is to be replaced. failed_probes: in a row.
     """
 
     server: Server
@@ -48,25 +48,30 @@ class Serving:
     next_probe: float
     sick: bool = False
     failed_probes: int = 0
-    answered: int = 0
 
 
 @dataclass(kw_only=True)
 class Candidate:
-    """A server that takes over as soon as it answers, which it should before `give_up_at`."""
+    """A server that takes over as soon as it answers, which it should before `give_up_at`.
+
+    standby: it has served before.
+    """
 
     server: Server
     give_up_at: float
+    standby: bool = False
 
 
 @dataclass(kw_only=True)
 class Retired:
     """A server that gets no new requests: it stops after `keep_until`, when it has answered those it still has.
 
-    drain_until: when it stops all the same. kill_at: set when it was asked to stop.
+    standby: it was well, and may serve again. drain_until: when it stops all the same. kill_at: set when it was
+    asked to stop.
     """
 
     server: Server
+    standby: bool
     keep_until: float
     drain_until: float
     kill_at: float | None = None
@@ -98,7 +103,7 @@ class Supervisor:
         # What the link led to when we last looked; it may have been refused since.
         self._wanted: Path | None = None
         self._replacements_in_a_row = 0
-        self._replace_at: float | None = None
+        self._replace_at = 0.0
 
     @property
     def server(self) -> Server:
@@ -132,15 +137,12 @@ class Supervisor:
 
     def step(self) -> None:
         """Look after everything once. Takes as long as a probe at most."""
-        self._mend_front()
-        self._watch_link()
-        self._watch_server()
-        self._advance_candidate()
-        self._let_retired_go()
-
-    def _mend_front(self) -> None:
         try:
             self._front.raise_if_ended()
+            self._watch_link()
+            self._watch_server()
+            self._advance_candidate()
+            self._let_retired_go()
         except FrontFailure as error:
             logger.warning("WARNING: %s\nstarting it again", error)
             self._front.restart()
@@ -166,12 +168,12 @@ class Supervisor:
 
     def _watch_server(self) -> None:
         """Find out whether the server is well, and start another one in its place if it is not."""
-        if self._serving is None or self._candidate is not None:
+        if self._serving is None:
             return
         now = time.monotonic()
-        if self._replace_at is not None:
-            if now >= self._replace_at:
-                self._replace_at = None
+        if self._serving.sick:
+            # A candidate of another release is as good a remedy.
+            if self._candidate is None and now >= self._replace_at:
                 self._bring_up(self._serving.server.release)
             return
         try:
@@ -179,25 +181,24 @@ class Supervisor:
             if now >= self._serving.next_probe:
                 self._probe(self._serving)
         except (ServerError, ServingError, WrongAnswer) as error:
-            if isinstance(error, WrongAnswer):
-                self._front.point_at_nobody()
             self._serving.sick = True
             self._replace_later(error)
+            if isinstance(error, WrongAnswer):
+                self._front.point_at_nobody()
 
     def _probe(self, serving: Serving) -> None:
         """Ask for golden images. Raises WrongAnswer at once, ServingError when it has happened often enough."""
         serving.next_probe = time.monotonic() + self._probe_seconds
         deadline = self._probe_seconds / len(serving.server.urls)
         try:
-            serving.server.probe(deadline)
-        except (DeadlineExceeded, Overloaded):
-            # A server that is given more than it can do is late as well; a new one would be no better off.
-            answered = health.answered(serving.server.metrics, deadline)
-            if answered <= serving.answered:
-                serving.failed_probes += 1
-            serving.answered = answered
-            if serving.failed_probes >= FAILED_PROBES:
-                raise
+            before = health.load(serving.server.metrics, deadline)
+            try:
+                serving.server.probe(deadline)
+            except (DeadlineExceeded, Overloaded):
+                # A server that is given more than it can do is late as well; a new one would be no better off.
+                after = health.load(serving.server.metrics, deadline)
+                if after.waiting == 0 or after.answered == before.answered:
+                    raise
         except ServingError:
             serving.failed_probes += 1
             if serving.failed_probes >= FAILED_PROBES:
@@ -224,12 +225,12 @@ class Supervisor:
 
     def _bring_up(self, release: Release) -> None:
         """Make a candidate: the server of before, if it is still there, or a new one."""
-        self._replace_at = None
         give_up_at = time.monotonic() + servers.START_SECONDS
         for retired in self._retired:
-            if retired.server.release.directory == release.directory and retired.kill_at is None:
+            same = retired.server.release.directory == release.directory
+            if same and retired.standby and retired.kill_at is None:
                 self._retired.remove(retired)
-                self._candidate = Candidate(server=retired.server, give_up_at=give_up_at)
+                self._candidate = Candidate(server=retired.server, give_up_at=give_up_at, standby=True)
                 return
         try:
             server = servers.start(release, servers.free_ports())
@@ -241,30 +242,40 @@ class Supervisor:
     def _advance_candidate(self) -> None:
         if self._candidate is None:
             return
-        server = self._candidate.server
+        candidate, server = self._candidate, self._candidate.server
         try:
             if server.answers():
                 self._candidate = None
                 self._take_over(server)
-            elif time.monotonic() > self._candidate.give_up_at:
+            elif time.monotonic() > candidate.give_up_at:
                 raise ServerError(f"Triton did not answer in time{server.log_tail()}")
         except (ServerError, ServingError, WrongAnswer) as error:
             self._candidate = None
             server.kill()
-            self._give_up(server.release, error)
+            if candidate.standby:
+                logger.info("%s from before is not well any more: %s", server.release.directory.name, error)
+                self._bring_up(server.release)
+            else:
+                self._give_up(server.release, error)
 
     def _take_over(self, server: Server) -> None:
         now = time.monotonic()
-        self._front.point_at(server)
-        before, self._serving = (
-            self._serving,
-            Serving(server=server, since=now, next_probe=now + self._probe_seconds),
-        )
+        before = self._serving
+        self._serving = Serving(server=server, since=now, next_probe=now + self._probe_seconds)
+        self._replace_at = 0.0
+        for older in self._retired:  # one that stands by is enough
+            older.keep_until = min(older.keep_until, now)
         if before is not None:
             keep_until = now if before.sick else now + STANDBY_SECONDS
             self._retired.append(
-                Retired(server=before.server, keep_until=keep_until, drain_until=keep_until + RETIRE_SECONDS)
+                Retired(
+                    server=before.server,
+                    standby=not before.sick,
+                    keep_until=keep_until,
+                    drain_until=keep_until + RETIRE_SECONDS,
+                )
             )
+        self._front.point_at(server)
         logger.info(
             "serving %s (%s) from process %d; its log is %s",
             server.release.identity,

@@ -15,10 +15,10 @@ from serve import server as servers
 from serve import supervisor as supervisors
 from serve.client import CLIENTS
 from serve.front import Front
-from serve.health import WrongAnswer
-from serve.protocol import DeadlineExceeded, Overloaded
+from serve.health import Load, WrongAnswer
+from serve.protocol import DeadlineExceeded, Overloaded, Unreachable
 from serve.release import Release
-from serve.server import Server, ServerError, free_ports
+from serve.server import LOOPBACK, Server, ServerError, free_ports
 from serve.supervisor import FAILED_PROBES, Serving, Supervisor, pause_before
 from tests import images
 from tests.serve.tools import CPUS, make_bundle, model_processes, still_running, variant, wait_until
@@ -137,37 +137,42 @@ def test_wrong_answers_are_stopped_at_once(
     assert label_of_5(front) == {"5"}
 
 
+@pytest.mark.parametrize(
+    ("answered", "waiting", "well"),
+    [
+        pytest.param([1, 2, 3, 4, 5, 6], 7, True, id="has more to do than it can"),
+        pytest.param([1, 1, 1, 1, 1, 1], 7, False, id="does nothing"),
+        pytest.param([1, 2, 3, 4, 5, 6], 0, False, id="answers others, but not us"),
+    ],
+)
 def test_a_busy_server_is_late_and_goes_on_and_a_wedged_one_does_not(
-    supervisor: Supervisor, monkeypatch: pytest.MonkeyPatch
+    supervisor: Supervisor, monkeypatch: pytest.MonkeyPatch, answered: list[int], waiting: int, well: bool
 ) -> None:
-    """Case D03: both miss the deadline of every probe, but only one of them answers other requests meanwhile."""
-    answered = 1_000_000
+    """Case D03: all miss the deadline of every probe."""
 
     def late(server: Server, deadline_seconds: float) -> None:
         raise DeadlineExceeded("no answer")
 
-    server = supervisor.server
+    server, counts = supervisor.server, iter(answered)
     with monkeypatch.context() as patch:
         patch.setattr(Server, "probe", late)
-        patch.setattr(health, "answered", lambda *_: answered)
-        for _ in range(2 * FAILED_PROBES):
-            answered += 1
-            probe_now(supervisor)
-            supervisor.step()
-        assert not probe_now(supervisor).sick
+        patch.setattr(health, "load", lambda *_: Load(answered=next(counts), waiting=waiting))
         for _ in range(FAILED_PROBES):
-            probe_now(supervisor)
+            assert not probe_now(supervisor).sick
             supervisor.step()
-        assert probe_now(supervisor).sick
-    step_until(supervisor, lambda: supervisor.server is not server)
+        assert probe_now(supervisor).sick != well
+    if not well:
+        step_until(supervisor, lambda: supervisor.server is not server)
 
 
-def test_images_answered_are_counted(server: Server) -> None:
-    before = health.answered(server.metrics, 30)
+def test_what_a_server_has_done_and_has_to_do_is_in_its_metrics(server: Server) -> None:
+    before = health.load(server.metrics, 30).answered
     with CLIENTS["grpc"](server.grpc) as client:
         client.classify([images.flat(1)] * 3)
     # Triton counts after it has answered.
-    wait_until(lambda: health.answered(server.metrics, 30) >= before + 3)
+    wait_until(lambda: health.load(server.metrics, 30) == Load(answered=before + 3, waiting=0))
+    with pytest.raises(Unreachable, match="no metrics can be read there"):
+        health.load(f"{LOOPBACK}:{free_ports().metrics}", 30)
 
 
 def test_a_crash_loop_backs_off_says_why_each_time_and_never_gives_up(
@@ -200,6 +205,20 @@ def test_another_release_takes_over_and_a_rollback_finds_the_one_before_still_ru
     assert label_of_5(front) == {"6"}
     lead_to(link, release.directory)
     step_until(supervisor, lambda: supervisor.server is before)
+    assert label_of_5(front) == {"5"}
+
+
+def test_a_server_that_stood_by_and_is_not_well_any_more_is_not_taken_back(
+    supervisor: Supervisor, front: Front, link: Path, release: Release, tmp_path: Path
+) -> None:
+    other = variant(release, tmp_path / "other", lambda _: None)
+    before = supervisor.server
+    lead_to(link, other.directory)
+    step_until(supervisor, lambda: supervisor.server is not before)
+    os.kill(next(iter(model_processes(before))), signal.SIGKILL)
+    lead_to(link, release.directory)
+    step_until(supervisor, lambda: supervisor.server.release.directory == release.directory)
+    assert supervisor.server is not before
     assert label_of_5(front) == {"5"}
 
 
