@@ -14,7 +14,7 @@ from serve.front import Front, FrontFailure
 from serve.protocol import MAX_REQUEST_BYTES, Overloaded, Unreachable
 from serve.server import LOOPBACK, PortTaken, Server, free_ports
 from tests import images
-from tests.serve.tools import still_running
+from tests.serve.tools import still_running, wait_until
 
 pytestmark = pytest.mark.integration
 
@@ -35,7 +35,7 @@ def test_it_passes_on_requests_over_both_protocols_and_metrics(front: Front, ser
     connection.request("GET", "/metrics")
     assert b"nv_inference_count" in connection.getresponse().read()
     connection.close()
-    assert front.in_flight(server) == 0
+    wait_until(lambda: front.in_flight(server) == 0)
 
 
 def test_without_a_server_it_says_so_as_triton_would(protocol: str) -> None:

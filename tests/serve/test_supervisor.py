@@ -16,12 +16,20 @@ from serve import supervisor as supervisors
 from serve.client import CLIENTS
 from serve.front import Front
 from serve.health import Load, WrongAnswer
-from serve.protocol import DeadlineExceeded, Overloaded, Unreachable
+from serve.protocol import DeadlineExceeded, Overloaded, ServerFailure, Unreachable
 from serve.release import Release
 from serve.server import LOOPBACK, Server, ServerError, free_ports
 from serve.supervisor import FAILED_PROBES, Serving, Supervisor, pause_before
 from tests import images
-from tests.serve.tools import CPUS, make_bundle, model_processes, still_running, variant, wait_until
+from tests.serve.tools import (
+    CPUS,
+    edit_text,
+    make_bundle,
+    model_processes,
+    still_running,
+    variant,
+    wait_until,
+)
 
 pytestmark = pytest.mark.integration
 
@@ -220,6 +228,33 @@ def test_a_server_that_stood_by_and_is_not_well_any_more_is_not_taken_back(
     step_until(supervisor, lambda: supervisor.server.release.directory == release.directory)
     assert supervisor.server is not before
     assert label_of_5(front) == {"5"}
+
+
+def test_an_input_that_kills_its_worker_is_an_error_for_its_sender_and_goes_to_no_other_worker(
+    supervisor: Supervisor, front: Front, link: Path, release: Release, tmp_path: Path
+) -> None:
+    """Case D14. A client that repeats what it may does not repeat this."""
+    crash = '    if data == b"crash":\n        import os\n\n        os.kill(os.getpid(), 11)\n'
+    fragile = variant(
+        release,
+        tmp_path / "fragile",
+        lambda models: edit_text(
+            models / "preprocess" / "1" / "slipway" / "preprocessing.py",
+            "    image = decode(data, rules)\n",
+            f"{crash}    image = decode(data, rules)\n",
+        ),
+    )
+    lead_to(link, fragile.directory)
+    step_until(supervisor, lambda: supervisor.server.release.directory == fragile.directory)
+    before = supervisor.server
+    workers = model_processes(before)
+    with CLIENTS["http"](front.http, retries=5) as client, pytest.raises(ServerFailure):
+        client.classify([b"crash"])
+    assert len([pid for pid in workers if not still_running(pid)]) == 1
+    step_until(supervisor, lambda: supervisor.server is not before)
+    assert label_of_5(front) == {"5"}
+    lead_to(link, release.directory)
+    step_until(supervisor, lambda: supervisor.server.release.directory == release.directory)
 
 
 def test_a_release_that_is_no_longer_wanted_is_given_up(
