@@ -14,7 +14,8 @@ from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2
 from tritonclient.grpc.model_config_pb2 import ModelConfig, ModelInput, ModelOutput, ModelWarmup
 
-CONFIGURATION = "config.pbtxt"
+from serve.model_config import CONFIGURATION
+
 WARMUP = "warmup"
 ENSEMBLE = "ensemble"
 # What each backend looks for in the directory of a version.

@@ -8,6 +8,7 @@ targets: `embedded` runs ONNX Runtime in Triton's Python backend, `container` ru
 """
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 from google.protobuf import text_format
@@ -18,6 +19,7 @@ from slipway.contract import INPUT, LOGITS, PROBABILITIES, Signature
 
 Target = Literal["embedded", "container"]
 
+CONFIGURATION = "config.pbtxt"
 PREPROCESS = "preprocess"
 CLASSIFIER = "classifier"
 ENSEMBLE = "classify"
@@ -127,6 +129,12 @@ def ensemble(description: Description) -> ModelConfig:
 def render(config: ModelConfig) -> str:
     """The text of config.pbtxt."""
     return text_format.MessageToString(config)
+
+
+def instances(models: Path) -> int:
+    """How many instances of preprocessing a folder of models asks for."""
+    text = (models / PREPROCESS / CONFIGURATION).read_text()
+    return sum(group.count for group in text_format.Parse(text, ModelConfig()).instance_group)
 
 
 def _encoded_input() -> ModelInput:

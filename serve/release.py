@@ -52,6 +52,12 @@ class Release:
         """What Triton takes as its model repository."""
         return self.directory / MODELS
 
+    @property
+    def largest_batch_bytes(self) -> int:
+        """What one instance of each model holds of the largest batch that it takes: images, and their pixels twice."""
+        rules = self.signature.preprocessing
+        return self.signature.max_batch * (rules.max_bytes + 2 * 3 * rules.image_size**2)
+
 
 def open_release(directory: Path) -> Release:
     """Verify and open a release, or what a link such as `model_repository/current` points to.

@@ -213,7 +213,7 @@ def _write_ensemble(model: Path, content: _Content) -> None:
 
 def _start_model(model: Path, config: ModelConfig, content: _Content) -> Path:
     """Write the configuration; return the directory of the version."""
-    _write(model / "config.pbtxt", model_config.render(config).encode())
+    _write(model / model_config.CONFIGURATION, model_config.render(config).encode())
     version = model / content.version
     version.mkdir()
     return version

@@ -26,7 +26,7 @@ from pathlib import Path
 
 import psutil
 
-from serve import health, linter, shared_memory, tether
+from serve import health, linter, model_config, shared_memory, tether
 from serve.client import CLIENTS
 from serve.protocol import DeadlineExceeded, Unreachable
 from serve.release import Release
@@ -117,6 +117,8 @@ def start(
             raise PortTaken(
                 f"port {port} is in use on {LOOPBACK}; stop what listens there or give another one"
             )
+    # Each instance keeps the most that it has ever needed.
+    shared_memory.warn_if_less_than(model_config.instances(release.models) * release.largest_batch_bytes)
     with contextlib.ExitStack() as undo:
         folder = _private_folder()
         undo.callback(shutil.rmtree, folder)

@@ -7,6 +7,7 @@ for as long as one of its processes lives. Not by process id: in a container it 
 import contextlib
 import fcntl
 import logging
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -28,6 +29,19 @@ def owned(identity: str) -> Iterator[int]:
         fcntl.flock(file, fcntl.LOCK_EX)
         unnamed.rename(path)
         yield file.fileno()
+
+
+def warn_if_less_than(needed: int) -> None:
+    """Say so, in bytes, if a server may come to need more than there is. Docker gives a container 64 MB."""
+    if (free := shutil.disk_usage(DIRECTORY).free) < needed:
+        logger.warning(
+            "WARNING: %s has %d MB free, and the largest requests may need %d MB; those that find no room are "
+            "answered with an error (in Docker: --shm-size=%dm)",
+            DIRECTORY,
+            free // 2**20,
+            needed // 2**20,
+            -(-needed // 2**20),
+        )
 
 
 def remove(identity: str) -> None:
