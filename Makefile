@@ -16,13 +16,13 @@ OPTIONS = --config "$(CONFIG)" $(ARGS)
 
 .DEFAULT_GOAL := help
 .PHONY: help setup data train evaluate export publish promote rollback releases serve smoke predict report pipeline \
-	test test-fast chaos-train chaos-serve lint format lock clean distclean \
+	test test-fast chaos-train chaos-serve benchmark-serving lint format lock clean distclean \
 	python train-environment serve-environment server dev-environments
 
 help: ## Show this help
 	@echo 'make TARGET [CONFIG=configs/….yaml] [ARGS="--optimizer.lr 0.1 …"] [PYTHON=python3.11]'
 	@echo
-	@awk 'BEGIN { FS = ":.*## " } /^[a-z][a-z-]*:.*## / { printf "  %-11s %s\n", $$1, $$2 }' Makefile
+	@awk 'BEGIN { FS = ":.*## " } /^[a-z][a-z-]*:.*## / { printf "  %-18s %s\n", $$1, $$2 }' Makefile
 
 pipeline: train-environment server ## The main job: data, train, evaluate, export, publish, serve, smoke, report
 	@"$(PYTHON)" scripts/pipeline.py $(OPTIONS)
@@ -84,12 +84,15 @@ chaos-train: dev-environments ## Kill real training 52 times at random moments; 
 chaos-serve: dev-environments ## Kill, stop, overload and switch a real service under load; no answer may be wrong
 	@$(SERVE_PYTHON) -m pytest tests/serve/test_chaos.py --rounds 5 --timeout 3600 -s $(ARGS)
 
+benchmark-serving: server ## Measure the current release, served, against the same work without a server
+	@$(SERVE_PYTHON) benchmarks/serving.py $(ARGS)
+
 lint: dev-environments ## Check locks, style and types
 	@$(SERVE_PYTHON) scripts/lock.py --check
 	@$(TRAIN_PYTHON) -m ruff check .
 	@$(TRAIN_PYTHON) -m ruff format --check .
 	@$(TRAIN_PYTHON) -m mypy --cache-dir .mypy_cache/train src/slipway train scripts
-	@$(SERVE_PYTHON) -m mypy --cache-dir .mypy_cache/serve src/slipway serve
+	@$(SERVE_PYTHON) -m mypy --cache-dir .mypy_cache/serve src/slipway serve benchmarks/serving.py
 
 format: dev-environments ## Format the code and mend what can be mended
 	@$(TRAIN_PYTHON) -m ruff check --fix .
