@@ -77,9 +77,12 @@ def table(repository: Path) -> Iterator[str]:
     """A line for each release, in the order of names: what it is for, and whether it is or was served."""
     places = {_target(repository / link): link for link in (PREVIOUS, CURRENT)}
     for directory in sealed.sealed_in(repository / RELEASES):
-        about = json.loads((directory / ABOUT).read_bytes())
         place = places.get(directory.resolve(), "")
-        yield f"{place:8}  {directory.name}  {about['identity']}  {about['target']}"
+        try:
+            about = json.loads((directory / ABOUT).read_bytes())
+            yield f"{place:8}  {directory.name}  {about['identity']}  {about['target']}"
+        except (OSError, ValueError, KeyError) as error:
+            yield f"{place:8}  {directory.name}  damaged: {ABOUT} cannot be read ({error!r})"
 
 
 def move_current(directory: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 from serve import front as fronts
 from serve.client import CLIENTS, HttpClient
 from serve.front import Front, FrontFailure
-from serve.protocol import MAX_REQUEST_BYTES, Overloaded, Unreachable
+from serve.protocol import MAX_IMAGE_BYTES, MAX_REQUEST_BYTES, Overloaded, Unreachable
 from serve.server import LOOPBACK, PortTaken, Server, free_ports
 from tests import images
 from tests.serve.tools import still_running, wait_until
@@ -36,6 +36,14 @@ def test_it_passes_on_requests_over_both_protocols_and_metrics(front: Front, ser
     assert b"nv_inference_count" in connection.getresponse().read()
     connection.close()
     wait_until(lambda: front.in_flight(server) == 0)
+
+
+def test_an_image_of_the_limit_is_passed_on(front: Front, protocol: str) -> None:
+    """Case D17: zeros after the end of a JPEG are no part of the image."""
+    image = images.flat(2, "JPEG")
+    padded = image + bytes(MAX_IMAGE_BYTES - len(image))
+    with CLIENTS[protocol](getattr(front, protocol)) as client:
+        assert client.classify([padded])[0].label == "2"
 
 
 def test_without_a_server_it_says_so_as_triton_would(protocol: str) -> None:

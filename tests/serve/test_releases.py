@@ -177,6 +177,8 @@ def test_the_list_says_what_is_served_and_what_was(
         ]
     )
     assert list(releases.table(tmp_path / "none")) == []
+    (container / "release.json").unlink()
+    assert [line for line in releases.table(tmp_path) if f"{container.name}  damaged: release.json" in line]
 
 
 def test_an_unknown_release_is_answered_with_those_there_are(two: tuple[Path, Path], tmp_path: Path) -> None:
