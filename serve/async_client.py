@@ -65,7 +65,7 @@ class AsyncClient(ClientSettings, ABC):
 
 
 class AsyncHttpClient(AsyncClient):
-    """To be made where an event loop runs."""
+    """Over HTTP. To be made where an event loop runs; settings are those of serve.protocol.ClientSettings."""
 
     def _open(self) -> None:
         self._connected = False
@@ -120,7 +120,7 @@ class AsyncHttpClient(AsyncClient):
 
 
 class AsyncGrpcClient(AsyncClient):
-    """To be made where an event loop runs."""
+    """Over gRPC. To be made where an event loop runs; settings are those of serve.protocol.ClientSettings."""
 
     def _open(self) -> None:
         self._connected = False

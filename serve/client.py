@@ -69,6 +69,8 @@ class Client(ClientSettings, ABC):
 
 
 class HttpClient(Client):
+    """Over HTTP, with Triton's binary tensors. Settings are those of serve.protocol.ClientSettings."""
+
     def _open(self) -> None:
         self._client = self._connect()
 
@@ -113,6 +115,8 @@ class HttpClient(Client):
 
 
 class GrpcClient(Client):
+    """Over gRPC. Settings are those of serve.protocol.ClientSettings."""
+
     def _open(self) -> None:
         self._connected = False
         self._client = tritonclient.grpc.InferenceServerClient(self._url, channel_args=protocol.CHANNEL)
