@@ -88,9 +88,7 @@ def export(config: Config, run: Run, folder: Dataset, evaluation: Path) -> Path:
     return destination
 
 
-def _fill(
-    staging: Path, config: Config, run: Run, folder: Dataset, choice: Choice, evaluation: Path
-) -> None:
+def _fill(staging: Path, config: Config, run: Run, folder: Dataset, choice: Choice, evaluation: Path) -> None:
     classifier, trained = evaluate.load_classifier(config, choice)
     signature = replace(trained, max_batch=config.export.max_batch)
     job = Job(staging=staging, config=config, folder=folder, classifier=classifier, signature=signature)

@@ -31,7 +31,9 @@ def write(source: Source, path: Path, precision: str) -> None:
         try:
             aoti_compile_and_package(program, package_path=str(path), inductor_configs={"freezing": True})
         except RuntimeError as error:  # what the compiler says is a page, and goes to stderr
-            raise ExportError(f"{path.name} cannot be compiled with {compiler}: {first_line(error)}") from error
+            raise ExportError(
+                f"{path.name} cannot be compiled with {compiler}: {first_line(error)}"
+            ) from error
 
 
 def requires() -> dict[str, Any]:
