@@ -23,6 +23,12 @@ def run(*arguments: str, cwd: Path | str = "/") -> subprocess.CompletedProcess[s
         (["fit", "--training.epochs", "0"], "training.epochs is 0; must be at least 1"),
         (["fit", "--config", "nowhere.yaml"], "/nowhere.yaml: there is no such config file"),
         (["fit", "--model.name", "resnet-18", "--data.embedded", "digits"], "did you mean resnet18?"),
+        (
+            ["export", "--recommend", "--export.formats", "[pt2]"],
+            "export.formats is ['pt2']; onnx must be among them: it is what is served",
+        ),
+        (["export", "--export.formats", "[onnx, openvno]"], "did you mean openvino?"),
+        (["bundle", "verify"], "the following arguments are required: bundle"),
         (["ft"], "invalid choice: 'ft'"),
         ([], "the following arguments are required"),
     ],
