@@ -23,7 +23,18 @@ from train.folder import ImageFolder
 from train.hardware import Machine
 
 LOCK = PROJECT_ROOT / "requirements" / "train.lock"
-_PACKAGES = ("torch", "torchvision", "lightning", "numpy", "pillow", "onnx", "onnxscript", "onnxruntime")
+_PACKAGES = (
+    "torch",
+    "torchvision",
+    "lightning",
+    "numpy",
+    "pillow",
+    "onnx",
+    "onnxscript",
+    "onnxruntime",
+    "openvino",
+    "nncf",
+)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -73,6 +73,7 @@ def test_model_that_would_answer_wrongly_is_refused(
 
 
 def test_lowered_copy_computes_in_its_precision_and_answers_in_float32() -> None:
+    torch.manual_seed(0)
     model = classifier(nn.Sequential(nn.Conv2d(3, 4, 1), nn.AdaptiveAvgPool2d(1), nn.Flatten())).eval()
     low = lowered(model, torch.bfloat16)
     image = torch.randint(0, 256, (2, 3, 8, 8), dtype=torch.uint8)
