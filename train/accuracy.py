@@ -14,7 +14,7 @@ from slipway.contract import LOGITS
 from train.loader import Batch
 from train.model import ImageClassifier
 from train.parity import Logits, ParityError, eager_logits, softmax
-from train.runtime import Runtime
+from train.runtime import Runtime, RuntimeFailure
 
 Labels = npt.NDArray[np.int64]
 
@@ -52,16 +52,21 @@ def judge(
     """Ask every artefact and the checkpoint about the same batches. limit: largest drop, in percentage points."""
     labels, expected = [], []
     answers: list[list[Logits]] = [[] for _ in runtimes]
+    failures: dict[int, str] = {}
     for batch in batches:
         pixels = batch.images.numpy()
         labels.append(batch.labels.numpy())
         expected.append(eager_logits(classifier, pixels))
-        for runtime, given in zip(runtimes, answers, strict=True):
-            given.append(runtime.answer(pixels)[LOGITS])
+        for index, runtime in enumerate(runtimes):
+            try:
+                answers[index].append(runtime.answer(pixels)[LOGITS])
+            except RuntimeFailure as error:
+                failures[index] = str(error)
+                answers[index].append(np.full_like(expected[-1], np.nan))
     truth, reference = np.concatenate(labels), np.concatenate(expected)
     return [
-        _judgement(runtime, np.concatenate(given), reference, truth, classes, limit)
-        for runtime, given in zip(runtimes, answers, strict=True)
+        _judgement(runtime, np.concatenate(given), reference, truth, classes, limit, failures.get(index))
+        for index, (runtime, given) in enumerate(zip(runtimes, answers, strict=True))
     ]
 
 
@@ -88,11 +93,13 @@ def _judgement(
     truth: Labels,
     classes: Sequence[str],
     limit: float,
+    failure: str | None,
 ) -> Judgement:
     before, after = reference.argmax(1), actual.argmax(1)
     accuracy, checkpoint = float((after == truth).mean()), float((before == truth).mean())
     drop = 100 * (checkpoint - accuracy)
     lost = int((~np.isfinite(actual).all(axis=1)).sum())
+    problem = f"its logits are not finite (NaN or infinity) for {lost} validation images" if lost else None
     pairs = Counter(zip(before[before != after].tolist(), after[before != after].tolist(), strict=True))
     return Judgement(
         artefact=runtime.artefact.file,
@@ -108,7 +115,7 @@ def _judgement(
             {"from": classes[was], "to": classes[became], "images": count}
             for (was, became), count in pairs.most_common()
         ],
-        problem=f"its logits are not finite (NaN or infinity) for {lost} validation images" if lost else None,
+        problem=failure or problem,
         passed=not lost and drop <= limit + 1e-9,  # 0.5 points of accuracy are not exactly 0.5 in binary
     )
 

@@ -27,7 +27,18 @@ from train.hardware import Machine
 LOCK = PROJECT_ROOT / "requirements" / "train.lock"
 # What lines of metrics.jsonl say of the machine and not of training: no two runs agree in these.
 MEASURED = frozenset({"images_per_second", "data_wait", "memory_mb", "memory_reserved_mb"})
-_PACKAGES = ("torch", "torchvision", "lightning", "numpy", "pillow", "onnx", "onnxscript", "onnxruntime")
+_PACKAGES = (
+    "torch",
+    "torchvision",
+    "lightning",
+    "numpy",
+    "pillow",
+    "onnx",
+    "onnxscript",
+    "onnxruntime",
+    "openvino",
+    "nncf",
+)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -88,8 +88,7 @@ RUNTIMES = {
 
 def main() -> None:
     started = time.perf_counter()
-    # An artefact that needs the code of the model is no artefact: importing it fails here, installed or not.
-    sys.modules.update({"train": None, "torchvision": None})  # type: ignore[dict-item]
+    forbid_source_code()
     # What a library prints goes to stderr; stdout is for answers only.
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
@@ -103,6 +102,11 @@ def main() -> None:
             write(answers, {"milliseconds": milliseconds}, said)
         except Exception as error:  # noqa: BLE001 - whatever the runtime raises is its answer
             write(answers, {"error": f"{type(error).__name__}: {error}"}, {})
+
+
+def forbid_source_code() -> None:
+    """Let imports of the model's code fail, installed or not: an artefact that needs it is no artefact."""
+    sys.modules.update({"train": None, "torchvision": None})  # type: ignore[dict-item]
 
 
 def _answer(run: Run, pixels: np.ndarray[Any, Any], repeat: int) -> tuple[Answers, list[float]]:

@@ -55,19 +55,21 @@ class Servable(nn.Module):
         return {LOGITS: logits, PROBABILITIES: logits.softmax(dim=1)}
 
 
-class LowPrecision(nn.Module):
-    """A classifier whose network computes in `dtype`; normalisation before it and answers behind it do not."""
+def lowered(classifier: ImageClassifier, dtype: torch.dtype) -> ImageClassifier:
+    """A copy whose network computes in `dtype`; normalisation before it, and logits behind it, stay in float32."""
+    copied = copy.deepcopy(classifier)
+    copied.backbone = _Lowered(copied.backbone, dtype)
+    return copied
 
-    def __init__(self, classifier: ImageClassifier, dtype: torch.dtype) -> None:
+
+class _Lowered(nn.Module):
+    def __init__(self, network: nn.Module, dtype: torch.dtype) -> None:
         super().__init__()
-        self.dtype = dtype
-        self.inner = copy.deepcopy(classifier)
-        self.inner.backbone.to(dtype)
+        self.network, self.dtype = network.to(dtype), dtype
 
     def forward(self, image: torch.Tensor) -> torch.Tensor:
-        normalised = image.float() * self.inner.scale + self.inner.shift
-        logits: torch.Tensor = self.inner.backbone(normalised.to(self.dtype))
-        return logits.float()
+        answer: torch.Tensor = self.network(image.to(self.dtype))
+        return answer
 
 
 @contextmanager

@@ -13,6 +13,7 @@ from train.accuracy import as_report, judge, require_good
 from train.loader import Batch
 from train.model import ImageClassifier
 from train.parity import ParityError
+from train.runtime import RuntimeFailure
 
 CLASSES = ("ant", "bee", "cat")
 SAMPLES = 200
@@ -42,7 +43,7 @@ class Answering:
 
 
 def batches() -> list[Batch]:
-    """All bees, in batches of 8, the last one smaller."""
+    """All bees, in batches of 64, the last one smaller."""
     images = torch.zeros(SAMPLES, 3, 4, 4, dtype=torch.uint8)
     images[:, 1] = 255
     labels = torch.ones(SAMPLES, dtype=torch.int64)
@@ -81,6 +82,22 @@ def test_artefact_that_lost_too_much_is_named_with_what_it_confuses() -> None:
         r"the checkpoint's 1\.0000; export\.max_accuracy_drop allows 0\.5; most often bee became ant \(30 images\)",
     ):
         require_good(report(Answering(0), Answering(30)))
+
+
+class Dying(Answering):
+    """Cannot answer the last batch, which is smaller."""
+
+    def answer(self, pixels: np.ndarray) -> dict[str, np.ndarray]:
+        if len(pixels) < 64:
+            raise RuntimeFailure("it died")
+        return super().answer(pixels)
+
+
+def test_artefact_that_fails_on_the_way_is_judged_with_what_it_says() -> None:
+    good, bad = report(Answering(0), Dying(0), limit=100)["accuracy"]
+    assert good["passed"]
+    assert not bad["passed"]
+    assert bad["problem"] == "it died"
 
 
 def test_nan_fails_by_name_although_it_drops_no_point() -> None:

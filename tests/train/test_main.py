@@ -24,6 +24,12 @@ def run(*arguments: str, cwd: Path | str = "/") -> subprocess.CompletedProcess[s
         (["fit", "--config", "nowhere.yaml"], "/nowhere.yaml: there is no such config file"),
         (["fit", "--model.name", "resnet-18", "--data.embedded", "digits"], "did you mean resnet18?"),
         (["data", "chek"], "argument action: invalid choice: 'chek'"),
+        (
+            ["export", "--recommend", "--export.formats", "[pt2]"],
+            "export.formats is ['pt2']; onnx must be among them: it is what is served",
+        ),
+        (["export", "--export.formats", "[onnx, openvno]"], "did you mean openvino?"),
+        (["bundle", "verify"], "the following arguments are required: bundle"),
         (["ft"], "invalid choice: 'ft'"),
         ([], "the following arguments are required"),
     ],

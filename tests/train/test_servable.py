@@ -6,7 +6,7 @@ from torch import nn
 from torch.nn import functional
 
 from train.model import ImageClassifier, TrainingModeError
-from train.servable import ExportError, exporting, require_exportable
+from train.servable import ExportError, exporting, lowered, require_exportable
 
 
 class Network(nn.Module):
@@ -70,6 +70,18 @@ def test_model_that_would_answer_wrongly_is_refused(
 ) -> None:
     with pytest.raises(error, match=words), exporting(classifier(network), 16):
         pytest.fail("the model was let through")
+
+
+def test_lowered_copy_computes_in_its_precision_and_answers_in_float32() -> None:
+    torch.manual_seed(0)
+    model = classifier(nn.Sequential(nn.Conv2d(3, 4, 1), nn.AdaptiveAvgPool2d(1), nn.Flatten())).eval()
+    low = lowered(model, torch.bfloat16)
+    image = torch.randint(0, 256, (2, 3, 8, 8), dtype=torch.uint8)
+    assert {parameter.dtype for parameter in low.parameters()} == {torch.bfloat16}
+    assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
+    assert low(image).dtype == torch.float32
+    assert torch.allclose(low(image), model(image), atol=0.05)
+    assert not torch.equal(low(image), model(image))
 
 
 def test_exporting_forces_inference_and_restores_every_modules_mode() -> None:

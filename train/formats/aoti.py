@@ -1,5 +1,6 @@
 """Model -> a package of compiled code (AOTInductor), for this kind of CPU and this version of PyTorch only."""
 
+import copy
 import os
 import platform
 import shutil
@@ -11,7 +12,7 @@ from torch._inductor import aoti_compile_and_package
 
 from slipway.artefact import instructions
 from train.model import require_eval
-from train.servable import ExportError, LowPrecision, Servable, Source, capture, first_line
+from train.servable import ExportError, Servable, Source, capture, first_line, lowered
 
 
 def write(source: Source, path: Path, precision: str) -> None:
@@ -23,8 +24,10 @@ def write(source: Source, path: Path, precision: str) -> None:
             f"{path.name} is compiled C++, and there is no {compiler} here; install it (Debian and Ubuntu: g++), "
             "name another in the environment variable CXX, or leave aoti out of export.formats"
         )
-    low = precision == "bfloat16"
-    model = LowPrecision(source.classifier, torch.bfloat16) if low else source.classifier
+    # A copy, because the layout that compiled convolutions like best is set in place.
+    model = copy.deepcopy(source.classifier)
+    if precision == "bfloat16":
+        model = lowered(model, torch.bfloat16)
     servable = Servable(model).eval().to(memory_format=torch.channels_last)
     with torch.no_grad():
         program = capture(servable, source.image_size, source.max_batch)
