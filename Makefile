@@ -16,13 +16,14 @@ OPTIONS = --config "$(CONFIG)" $(ARGS)
 
 .DEFAULT_GOAL := help
 .PHONY: help setup data train evaluate export publish serve smoke predict report pipeline \
-	test test-fast chaos-train equivalence fuzz-preprocessing lint format lock clean distclean \
+	test test-fast chaos-train equivalence fuzz-preprocessing benchmark-preprocessing \
+	lint format lock clean distclean \
 	python train-environment serve-environment server dev-environments
 
 help: ## Show this help
 	@echo 'make TARGET [CONFIG=configs/….yaml] [ARGS="--optimizer.lr 0.1 …"] [PYTHON=python3.11]'
 	@echo
-	@awk 'BEGIN { FS = ":.*## " } /^[a-z][a-z-]*:.*## / { printf "  %-18s %s\n", $$1, $$2 }' Makefile
+	@awk 'BEGIN { FS = ":.*## " } /^[a-z][a-z-]*:.*## / { printf "  %-23s %s\n", $$1, $$2 }' Makefile
 
 pipeline: train-environment server ## The main job: data, train, evaluate, export, publish, serve, smoke, report
 	@"$(PYTHON)" scripts/pipeline.py $(OPTIONS)
@@ -77,11 +78,15 @@ equivalence: dev-environments ## Train in every combination of strategy, compila
 fuzz-preprocessing: serve-environment ## Feed N damaged images to preprocessing: they are read, or refused in words
 	@$(SERVE_PYTHON) -m tests.slipway.fuzz $(N)
 
+benchmark-preprocessing: python ## Preprocessing beside torchvision, OpenCV and Pillow; fails above a target
+	@$(ENVIRONMENT) train --benchmark
+	@$(TRAIN_PYTHON) -m benchmarks.preprocessing $(ARGS)
+
 lint: dev-environments ## Check locks, style and types
 	@$(SERVE_PYTHON) scripts/lock.py --check
 	@$(TRAIN_PYTHON) -m ruff check .
 	@$(TRAIN_PYTHON) -m ruff format --check .
-	@$(TRAIN_PYTHON) -m mypy --cache-dir .mypy_cache/train src/slipway train scripts
+	@$(TRAIN_PYTHON) -m mypy --cache-dir .mypy_cache/train src/slipway train scripts benchmarks
 	@$(SERVE_PYTHON) -m mypy --cache-dir .mypy_cache/serve src/slipway serve
 
 format: dev-environments ## Format the code and mend what can be mended
@@ -94,7 +99,7 @@ lock: python ## Pin requirements/*.in, with hashes, in requirements/*.lock
 	@$(SERVE_PYTHON) scripts/lock.py $(ARGS)
 
 clean: ## Remove what the stages made (never .venv, nor an image folder of your own)
-	rm -rf data/digits runs bundles model_repository
+	rm -rf data/digits data/photos data/.cache runs bundles model_repository
 	rm -rf .coverage htmlcov .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 distclean: clean ## The same, and the environments

@@ -2,6 +2,7 @@
 
     environment.py train serve      the virtual environments of training and serving
     environment.py train --dev      the same, with the tools for tests and lint on top
+    environment.py train --benchmark    the same, with what benchmarks compare with on top
     environment.py server           the Triton server, a binary from a wheel, in a folder of its own
 
 An environment that is up to date costs a look at its stamp. One whose lock, Python or place has changed, or
@@ -42,7 +43,9 @@ def main(arguments: list[str]) -> int:
     choices = ["train", "serve", "server"]
     parser.add_argument("environments", nargs="+", choices=choices, metavar="|".join(choices))
     parser.add_argument("--dev", action="store_true", help="with the tools for tests and lint")
+    parser.add_argument("--benchmark", action="store_true", help="with what benchmarks compare with")
     options = parser.parse_args(arguments)
+    tools = ["dev"] * options.dev + ["benchmark"] * options.benchmark
     signal.signal(signal.SIGTERM, _exit_for_signal)
     try:
         require_python()
@@ -50,7 +53,7 @@ def main(arguments: list[str]) -> int:
             if name == "server":
                 ensure_server()
             else:
-                ensure_environment(name, dev=options.dev)
+                ensure_environment(name, *tools)
     except (SetupError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
@@ -68,10 +71,10 @@ def require_python() -> None:
         )
 
 
-def ensure_environment(name: str, *, dev: bool) -> None:
-    """Make `.venv/<name>` as its lock says, if it is not so already; with `dev`, add the layer of tools."""
+def ensure_environment(name: str, *tools: str) -> None:
+    """Make `.venv/<name>` as its lock says, if it is not so already, and add the layers of tools."""
     folder = ROOT / ".venv" / name
-    layers = [name, "dev"] if dev else [name]
+    layers = [name, *tools]
     with only_one(folder) as busy:
         missing = [layer for layer in layers if installed(folder, layer) != wanted(layer)]
         # A layer that was never begun goes on top; a stale or half-made one is not worth mending.
@@ -95,7 +98,7 @@ def create_environment(folder: Path, busy: int) -> None:
 
 def ensure_server() -> None:
     """Unpack the Triton server into `.venv/server`, ready to run models in Python, if it is not there already."""
-    ensure_environment("serve", dev=False)
+    ensure_environment("serve")
     folder = ROOT / ".venv" / "server"
     with only_one(folder) as busy:
         if installed(folder, "server") == wanted("server"):

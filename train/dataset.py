@@ -1,6 +1,7 @@
 """What training needs to know of a data set, whatever it is kept in: a class list, samples, a way to read them."""
 
 import logging
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -64,7 +65,7 @@ class Dataset:
         return self.storage.where(sample.file)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, order=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Found:
     """One image as a source found it, with the name of its class. `split` is None where its content decides."""
 
@@ -112,11 +113,11 @@ def assemble(found: Iterable[Found], storage: Storage, config: DataConfig, place
 def read_classes(path: Path) -> tuple[str, ...]:
     """A class list of one's own: a name a line, in the order of the indices. Raises DataError."""
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8").split("\n")
     except (OSError, ValueError) as error:
         raise DataError(f"{path}: cannot be read as a class list (data.classes): {error}") from error
     names = tuple(line.strip() for line in lines if line.strip())
-    if twice := [name for name in names if names.count(name) > 1]:
+    if twice := [name for name, count in Counter(names).items() if count > 1]:
         raise DataError(f"{path}: lists the class {twice[0]!r} twice")
     return names
 

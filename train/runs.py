@@ -146,7 +146,7 @@ def _launched(config: Config, folder: Dataset, machine: Machine) -> dict[str, An
         "world_size": machine.fabric.world_size,
         "precision": {"requested": config.training.precision, "effective": machine.precision.precision},
         "data": {
-            "root": str(configuration.to_dict(config)["data"]["root"]),
+            "root": config.data.url or str(configuration.to_dict(config)["data"]["root"]),
             "fingerprint": folder.fingerprint,
             "images": {split: len(samples) for split, samples in folder.splits.items()},
         },

@@ -28,6 +28,8 @@ def read_range(location: str, offset: int, size: int) -> bytes:
         with Path(location).open("rb") as file:
             file.seek(offset)
             return file.read(size)
+    if size == 0:  # of which there is no range
+        return b""
     with _plain_errors(location):
         span = f"bytes={offset}-{offset + size - 1}"
         return client().get_object(**_address(location), Range=span)["Body"].read()

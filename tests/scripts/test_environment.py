@@ -26,7 +26,7 @@ def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A checkout with a lock for everything, all of them empty."""
     root = tmp_path / "a checkout"
     (root / "requirements").mkdir(parents=True)
-    for layer in ("train", "serve", "server", "dev"):
+    for layer in ("train", "serve", "server", "dev", "benchmark"):
         (root / f"requirements/{layer}.lock").write_text(f"# {layer}\n", encoding="utf-8")
     monkeypatch.setattr(environment, "ROOT", root)
     return root
@@ -105,6 +105,12 @@ def test_changed_tools_are_installed_from_scratch(steps: Steps, checkout: Path) 
     change_lock(checkout, "dev")
     assert steps.of("train") == [], "whoever asks for no tools need not wait for them"
     assert steps.of("train", "--dev") == [*FROM_SCRATCH, TOOLS]
+
+
+def test_layers_of_tools_do_not_disturb_each_other(checkout: Path, steps: Steps) -> None:
+    steps.of("train", "--dev")
+    assert steps.of("train", "--benchmark") == [".venv/train: installing requirements/benchmark.lock"]
+    assert steps.of("train", "--dev") == []
 
 
 @pytest.mark.parametrize("cut_short", ["making", "train.lock", "dev.lock"])

@@ -51,7 +51,7 @@ def test_dev_layer_changes_no_version_of_what_is_below(below: str) -> None:
     assert {name: tools[name] for name in shared} == {name: environment[name] for name in shared}
 
 
-@pytest.mark.parametrize("name", ["train", "serve", "server", "dev"])
+@pytest.mark.parametrize("name", ["train", "serve", "server", "dev", "benchmark"])
 def test_stale_lock_is_detected(checkout: Path, name: str) -> None:
     with (checkout / f"requirements/{name}.in").open("a") as file:
         file.write("six==1.17.0\n")

@@ -143,6 +143,7 @@ def test_missing_python_is_explained(checkout: Path) -> None:
 def test_clean_keeps_environments_and_folders_of_ones_own(checkout: Path) -> None:
     made = [
         "data/digits/train/7/1.png",
+        "data/.cache/shards/1.json",
         "runs/digits/config.yaml",
         "bundles/digits/v1/x",
         "model_repository/x",

@@ -12,6 +12,7 @@ from serve.server import Server, serving
 from slipway.bundle import Bundle
 from tests import images
 from tests.serve.tools import CPUS, Oracle, make_bundle
+from tests.slipway import preprocessed
 
 pytestmark = pytest.mark.integration
 
@@ -20,7 +21,8 @@ pytestmark = pytest.mark.integration
 def test_ensemble_agrees_with_offline_evaluation_on_odd_and_normal_images(
     client: Client, oracle: Oracle, batch: int
 ) -> None:  # D01
-    files = images.odd() | images.normal(100)
+    nasty = {name: data for name, (data, _) in preprocessed.corpus().items()}
+    files = images.odd() | images.normal(100) | nasty
     names = list(files)
     for start in range(0, len(names), batch):
         own = names[start : start + batch]

@@ -33,7 +33,8 @@ SIZES = ((1, 1), (1, 100), (100, 1), (3, 2), (8, 8), (31, 33), (37, 53), (256, 2
 
 def corpus() -> dict[str, tuple[bytes, Preprocessing]]:
     """Name -> encoded image and the rules to apply."""
-    return {**dict(_lossy()), **dict(_modes()), **dict(_alpha()), **dict(_depths()), **dict(_geometry())}
+    groups = (_lossy(), _modes(), _alpha(), _depths(), _by_hand(), _geometry())
+    return {name: entry for group in groups for name, entry in group}
 
 
 def hashes() -> dict[str, str]:
@@ -84,6 +85,20 @@ def _depths() -> Iterator[tuple[str, tuple[bytes, Preprocessing]]]:
     colours = np.random.default_rng(0).integers(0, 65536, (8, 8, 3)).astype(">u2")
     rows = b"".join(b"\0" + row.tobytes() for row in colours)
     yield "16-bit/PNG-RGB", (images.png(8, 8, rows, bits=16), DIGITS)
+
+
+def _by_hand() -> Iterator[tuple[str, tuple[bytes, Preprocessing]]]:
+    """What Pillow reads but does not write."""
+    random = np.random.default_rng(2)
+    for colour_type, bits, channels in ((0, 2, 1), (0, 4, 1), (0, 16, 1), (2, 16, 3), (4, 16, 2), (6, 16, 4)):
+        samples = random.integers(0, 2**bits, (13, 11, channels))
+        transparent = ((b"tRNS", samples[0, 0].astype(">u2").tobytes()),) if channels in (1, 3) else ()
+        data = images.png_of(samples, bits, colour_type, interlaced=True, before=transparent)
+        yield f"by-hand/PNG-{colour_type}-{bits}", (data, COLOURED)
+    for bits, photometric in ((4, 0), (12, 1), (16, 0)):
+        samples = random.integers(0, 2**bits, (13, 11, 1))
+        yield f"by-hand/TIFF-{bits}-{photometric}", (images.tiff(samples, bits, photometric), RULES)
+    yield "by-hand/BMP-16", (images.bmp(12, -13, random.bytes(12 * 13 * 2), 16), RULES)
 
 
 def _geometry() -> Iterator[tuple[str, tuple[bytes, Preprocessing]]]:

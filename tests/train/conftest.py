@@ -1,6 +1,6 @@
 """A tiny image folder and a configuration that trains on it in a second."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -8,6 +8,7 @@ import pytest
 from PIL import Image
 
 from slipway.config import load
+from tests.train.sources import s3_access, s3_server
 from train.config import Config, DataConfig
 
 MakeFolder = Callable[..., Path]
@@ -57,6 +58,19 @@ def make_config(tmp_path: Path) -> MakeConfig:
         return load(Config, None, settings)
 
     return make
+
+
+@pytest.fixture(scope="session")
+def s3_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with s3_server(tmp_path_factory.mktemp("s3") / "log") as url:
+        yield url
+
+
+@pytest.fixture
+def s3(s3_url: str) -> Iterator[None]:
+    """A real S3 server, and the access to it in the environment."""
+    with s3_access(s3_url):
+        yield
 
 
 def colour_of(label: int) -> tuple[int, int, int]:

@@ -164,6 +164,7 @@ def test_other_settings_are_another_run(make_folder: MakeFolder, make_config: Ma
     run = run_for(config, folder)
     assert run_for(make_config(root, optimizer__lr="0.01"), folder) != run
     assert run_for(make_config(root, data__workers="2"), folder) == run
+    assert run_for(make_config(root, data__cache="/elsewhere"), folder) == run
     assert run_for(make_config(root, export__max_batch="4"), folder) == run
 
 

@@ -1,6 +1,5 @@
 """A table means what the folder means that it lists."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pyarrow as pa
@@ -8,19 +7,13 @@ import pytest
 from pyarrow import parquet
 
 from tests.train.conftest import MakeFolder, data_config
-from tests.train.sources import rows_of, s3_access, s3_server, upload, write_csv
+from tests.train.sources import rows_of, upload, write_csv
 from train.config import DataConfig
 from train.dataset import DataError
 from train.folder import read_folder
 from train.manifest import read_manifest
 
 HEADER = ("path", "label", "split")
-
-
-@pytest.fixture
-def s3(tmp_path: Path) -> Iterator[None]:
-    with s3_server(tmp_path / "s3.log") as url, s3_access(url):
-        yield
 
 
 def config_of(table: Path) -> DataConfig:

@@ -13,7 +13,7 @@ import torch
 
 from slipway.contract import Preprocessing
 from tests.train.conftest import MakeFolder, data_config
-from tests.train.sources import s3_access, s3_server, upload, write_shards, write_tar
+from tests.train.sources import upload, write_shards, write_tar
 from train import shards, storage
 from train.config import AugmentConfig, DataConfig
 from train.dataset import DataError, Dataset
@@ -24,12 +24,6 @@ from train.shards import read_shards
 from train.sources import folder_of
 
 RULES = Preprocessing(image_size=16, resize_size=16)
-
-
-@pytest.fixture(scope="module")
-def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    with s3_server(tmp_path_factory.mktemp("s3") / "log") as url, s3_access(url):
-        yield
 
 
 def config_of(place: Path | str, cache: Path) -> DataConfig:
