@@ -6,6 +6,7 @@ CONFIG ?= configs/digits.yaml
 ARGS ?=
 IMAGE ?=
 N ?= 100000
+RELEASE ?=
 
 ENVIRONMENT = "$(PYTHON)" scripts/environment.py
 TRAIN_PYTHON = .venv/train/bin/python
@@ -15,9 +16,9 @@ SERVE = $(SERVE_PYTHON) -m serve
 OPTIONS = --config "$(CONFIG)" $(ARGS)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup data train evaluate export publish serve smoke predict report pipeline \
-	test test-fast chaos-train equivalence fuzz-preprocessing benchmark-preprocessing \
-	lint format lock clean distclean \
+.PHONY: help setup data train evaluate export publish promote rollback releases serve smoke predict report pipeline \
+	test test-fast chaos-train chaos-serve equivalence fuzz-preprocessing \
+	benchmark-preprocessing benchmark-export benchmark-serving lint format lock clean distclean \
 	python train-environment serve-environment server dev-environments
 
 help: ## Show this help
@@ -42,8 +43,18 @@ evaluate: train-environment ## Evaluate the best checkpoint on the test split
 export: train-environment ## Export a bundle, if it passes the parity gate
 	@$(TRAIN) export $(OPTIONS)
 
-publish: train-environment serve-environment ## Export, and publish the bundle to the model repository
+publish: train-environment server ## Export, publish the bundle as a release, try it, and let it be served
 	@bundle="$$($(TRAIN) export $(OPTIONS))" && $(SERVE) publish --bundle "$$bundle"
+
+promote: server ## Try a release and let it be served: make promote RELEASE=name
+	@test -n "$(RELEASE)" || { echo 'error: name the release: make promote RELEASE=name' >&2; exit 2; }
+	@$(SERVE) promote "$(RELEASE)" $(ARGS)
+
+rollback: serve-environment ## Serve the release from before again
+	@$(SERVE) rollback $(ARGS)
+
+releases: serve-environment ## List the releases, and say which is served
+	@$(SERVE) list $(ARGS)
 
 serve: server ## Serve the current release in the foreground (Ctrl-C stops it)
 	@$(SERVE) up $(ARGS)
@@ -56,7 +67,7 @@ smoke: train-environment server ## Publish, then send every test image through a
 	&& $(SERVE) smoke --release "$$release" --images "$$data" \
 		--predictions "$$evaluation/predictions.jsonl" --output "$$(mktemp)"
 
-predict: serve-environment ## Ask the running server about one image: make predict IMAGE=path
+predict: serve-environment ## Ask the running server about a file, a folder or a pattern: make predict IMAGE=path
 	@test -n "$(IMAGE)" || { echo 'error: name the image: make predict IMAGE=path' >&2; exit 2; }
 	@$(SERVE) predict "$(IMAGE)" $(ARGS)
 
@@ -75,6 +86,9 @@ chaos-train: dev-environments ## Kill real training 52 times at random moments; 
 equivalence: dev-environments ## Train in every combination of strategy, compilation, micro-batches and precision
 	@$(TRAIN_PYTHON) -m pytest tests/integration/test_equivalence.py --whole-matrix $(ARGS)
 
+chaos-serve: dev-environments ## Kill, stop, overload and switch a real service under load; no answer may be wrong
+	@$(SERVE_PYTHON) -m pytest tests/serve/test_chaos.py --rounds 5 --timeout 3600 -s $(ARGS)
+
 fuzz-preprocessing: serve-environment ## Feed N damaged images to preprocessing: they are read, or refused in words
 	@$(SERVE_PYTHON) -m tests.slipway.fuzz $(N)
 
@@ -82,12 +96,19 @@ benchmark-preprocessing: python ## Preprocessing beside torchvision, OpenCV and 
 	@$(ENVIRONMENT) train --benchmark
 	@$(TRAIN_PYTHON) -m benchmarks.preprocessing $(ARGS)
 
+benchmark-export: train-environment ## Latency of every format against ONNX Runtime, and what each costs in accuracy
+	@$(TRAIN_PYTHON) -m benchmarks.export $(ARGS)
+
+benchmark-serving: server ## Measure the current release, served, against the same work without a server
+	@$(SERVE_PYTHON) -m benchmarks.serving $(ARGS)
+
 lint: dev-environments ## Check locks, style and types
 	@$(SERVE_PYTHON) scripts/lock.py --check
 	@$(TRAIN_PYTHON) -m ruff check .
 	@$(TRAIN_PYTHON) -m ruff format --check .
-	@$(TRAIN_PYTHON) -m mypy --cache-dir .mypy_cache/train src/slipway train scripts benchmarks
-	@$(SERVE_PYTHON) -m mypy --cache-dir .mypy_cache/serve src/slipway serve
+	@$(TRAIN_PYTHON) -m mypy --cache-dir .mypy_cache/train src/slipway train scripts \
+		benchmarks/preprocessing.py benchmarks/export.py
+	@$(SERVE_PYTHON) -m mypy --cache-dir .mypy_cache/serve src/slipway serve benchmarks/serving.py
 
 format: dev-environments ## Format the code and mend what can be mended
 	@$(TRAIN_PYTHON) -m ruff check --fix .

@@ -2,6 +2,7 @@
 
     python -m serve publish --bundle bundles/digits/1
     python -m serve up
+    python -m serve promote digits-1 | rollback | list
     python -m serve predict cat.jpg
     python -m serve smoke --release ... --images ... --predictions ... --output ...
 
@@ -14,6 +15,7 @@ import re
 import signal
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from slipway import command, config
@@ -85,22 +87,59 @@ def _publish_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _publish(options: argparse.Namespace) -> Path:
-    from serve import cpus, repository
+    from serve import cpus, releases, repository
 
     count = cpus.available_cpus() if options.cpus is None else options.cpus
     if count < 1:
         raise UsageError(f"command line: --cpus is {count}; must be at least 1")
-    return repository.publish(options.bundle, options.repository, options.target, count)
+    return releases.promote(repository.publish(options.bundle, options.repository, options.target, count))
+
+
+def _promote_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("name", metavar="RELEASE", help="name of the release, as `list` shows it")
+    _repository_option(parser)
+
+
+def _promote(options: argparse.Namespace) -> Path:
+    from serve import releases
+
+    return releases.promote(releases.find(options.repository, options.name))
+
+
+def _repository_option(parser: argparse.ArgumentParser) -> None:
+    _add_path(parser, "--repository", "model repository", REPOSITORY)
+
+
+def _rollback(options: argparse.Namespace) -> Path:
+    from serve import releases
+
+    return releases.rollback(options.repository)
+
+
+def _list(options: argparse.Namespace) -> None:
+    from serve import releases
+
+    for line in releases.table(options.repository):
+        print(line)
 
 
 def _up_options(parser: argparse.ArgumentParser) -> None:
-    _add_path(parser, "--release", "release to serve", CURRENT)
+    _add_path(parser, "--release", "release to serve, or a link to it that may be moved meanwhile", CURRENT)
+    parser.add_argument(
+        "--probe-seconds",
+        type=float,
+        default=5.0,
+        metavar="SECONDS",
+        help="how often to check that golden images are answered well (default: 5)",
+    )
 
 
 def _up(options: argparse.Namespace) -> None:
     from serve import up
 
-    up.run(options.release)
+    if not options.probe_seconds > 0:
+        raise UsageError(f"command line: --probe-seconds is {options.probe_seconds:g}; must be above 0")
+    up.run(options.release, options.probe_seconds)
 
 
 def _smoke_options(parser: argparse.ArgumentParser) -> None:
@@ -117,7 +156,18 @@ def _smoke(options: argparse.Namespace) -> Path:
 
 
 def _predict_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("images", type=Path, nargs="+", metavar="IMAGE", help="image files to ask about")
+    parser.add_argument(
+        "images",
+        nargs="+",
+        metavar="IMAGE",
+        help='files, folders, or quoted patterns such as "photos/**/*.jpg"',
+    )
+    parser.add_argument(
+        "--format",
+        choices=["text", "csv", "json"],
+        default="text",
+        help="text (default), csv with a header, or json with an object a line",
+    )
     parser.add_argument(
         "--protocol", choices=list(DEFAULT_URLS), default="http", help="http (default) or grpc"
     )
@@ -131,8 +181,7 @@ def _predict(options: argparse.Namespace) -> None:
     url = (options.url or DEFAULT_URLS[options.protocol]).removeprefix("http://").rstrip("/")
     if not re.fullmatch(r"[^\s/]+:\d+", url):
         raise UsageError(f"command line: --url is {options.url}; expected host:port")
-    for line in predict.run(options.images, url, options.protocol):
-        print(line, flush=True)
+    predict.run(options.images, url, options.protocol, options.format, partial(print, flush=True))
 
 
 def _add_path(parser: argparse.ArgumentParser, option: str, help: str, default: Path | None = None) -> None:
@@ -148,13 +197,28 @@ def _add_path(parser: argparse.ArgumentParser, option: str, help: str, default: 
 
 COMMANDS = {
     "publish": Command(
-        help="Make a sealed release of a bundle and let model_repository/current point at it.",
+        help="Make a sealed release of a bundle, and promote it.",
         add_options=_publish_options,
         run=_publish,
         required=("bundle",),
     ),
+    "promote": Command(
+        help="Try a release with a server of its own, and let model_repository/current lead to it if it is good.",
+        add_options=_promote_options,
+        run=_promote,
+    ),
+    "rollback": Command(
+        help="Let model_repository/current lead to the release that was served before.",
+        add_options=_repository_option,
+        run=_rollback,
+    ),
+    "list": Command(
+        help="List the releases, and say which is served and which was served before.",
+        add_options=_repository_option,
+        run=_list,
+    ),
     "up": Command(
-        help="Serve a release in the foreground; Ctrl-C stops it cleanly.",
+        help="Serve what model_repository/current leads to, in the foreground; Ctrl-C stops it cleanly.",
         add_options=_up_options,
         run=_up,
     ),
@@ -165,7 +229,7 @@ COMMANDS = {
         required=("images", "predictions", "output"),
     ),
     "predict": Command(
-        help="Ask a running server about image files.",
+        help="Ask a running server about image files, folders and patterns.",
         add_options=_predict_options,
         run=_predict,
     ),

@@ -3,9 +3,15 @@
 Triton's own health endpoints stay 200 when the process behind a model has died.
 """
 
+import http.client
+import re
+from dataclasses import dataclass
+
 import numpy as np
 
 from serve.client import Client
+from serve.model_config import CLASSIFIER
+from serve.protocol import Unreachable
 from serve.release import Release
 from slipway.errors import SlipwayError
 
@@ -33,3 +39,33 @@ def check(client: Client, release: Release) -> None:
             f"the golden image was answered {answer.label!r} with probabilities off by {difference:.2g}; it is "
             f"{golden.label!r}, and at most {TOLERANCE:g} is allowed"
         )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Load:
+    """answered: images classified since the server started. waiting: requests that wait in its queues now."""
+
+    answered: int
+    waiting: int
+
+
+def load(metrics: str, deadline_seconds: float) -> Load:
+    """What the server whose metrics are at host:port `metrics` has done and has to do.
+
+    Raises Unreachable if it does not say.
+    """
+    try:
+        connection = http.client.HTTPConnection(metrics, timeout=deadline_seconds)
+        connection.request("GET", "/metrics")
+        text = connection.getresponse().read().decode()
+        connection.close()
+    except (OSError, http.client.HTTPException) as error:
+        raise Unreachable(f"{metrics}: no metrics can be read there ({error})") from None
+    return Load(
+        answered=sum(int(count) for count in _CLASSIFIED.findall(text)),
+        waiting=sum(int(count) for count in _WAITING.findall(text)),
+    )
+
+
+_CLASSIFIED = re.compile(rf'^nv_inference_count{{model="{CLASSIFIER}",[^}}]*}} (\d+)', re.MULTILINE)
+_WAITING = re.compile(r"^nv_inference_pending_request_count{[^}]*} (\d+)", re.MULTILINE)

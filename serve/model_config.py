@@ -8,6 +8,7 @@ targets: `embedded` runs ONNX Runtime in Triton's Python backend, `container` ru
 """
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 from google.protobuf import text_format
@@ -18,6 +19,7 @@ from slipway.contract import INPUT, LOGITS, PROBABILITIES, Signature
 
 Target = Literal["embedded", "container"]
 
+CONFIGURATION = "config.pbtxt"
 PREPROCESS = "preprocess"
 CLASSIFIER = "classifier"
 ENSEMBLE = "classify"
@@ -74,7 +76,7 @@ def preprocess(description: Description) -> ModelConfig:
         ],
         instance_group=_instances(description),
         dynamic_batching=_dynamic_batching(),
-        model_warmup=[_warm_up(ENCODED, "TYPE_STRING", [1], WARMUP_IMAGE)],
+        model_warmup=_warm_ups(description, ENCODED, "TYPE_STRING", [1], WARMUP_IMAGE),
     )
 
 
@@ -90,7 +92,7 @@ def classifier(description: Description) -> ModelConfig:
         output=_answer_outputs(description.signature),
         instance_group=_instances(description),
         dynamic_batching=_dynamic_batching(),
-        model_warmup=[_warm_up(INPUT, "TYPE_UINT8", pixels, WARMUP_PIXELS)],
+        model_warmup=_warm_ups(description, INPUT, "TYPE_UINT8", pixels, WARMUP_PIXELS),
     )
     # Left to itself, ONNX Runtime takes one thread for every core of the host, in every instance.
     config.parameters[THREADS].string_value = str(description.threads)
@@ -127,6 +129,12 @@ def ensemble(description: Description) -> ModelConfig:
 def render(config: ModelConfig) -> str:
     """The text of config.pbtxt."""
     return text_format.MessageToString(config)
+
+
+def instances(models: Path) -> int:
+    """How many instances of preprocessing a folder of models asks for."""
+    text = (models / PREPROCESS / CONFIGURATION).read_text()
+    return sum(group.count for group in text_format.Parse(text, ModelConfig()).instance_group)
 
 
 def _encoded_input() -> ModelInput:
@@ -173,13 +181,19 @@ def _dynamic_batching() -> model_config_pb2.ModelDynamicBatching:
     )
 
 
-def _warm_up(name: str, data_type: str, dims: list[int], file: str) -> ModelWarmup:
-    """Triton refuses a warm-up on the ensemble, so each step has its own. `file` lies in <model>/warmup/.
+def _warm_ups(
+    description: Description, name: str, data_type: str, dims: list[int], file: str
+) -> list[ModelWarmup]:
+    """One image alone and a full batch. Triton refuses a warm-up on the ensemble, so each step has its own.
 
-    It has to be an input that the model answers well: an error during warm-up crashes the server.
+    `file` lies in <model>/warmup/ and holds one image, which Triton repeats. It has to be an input that the model
+    answers well: an error during warm-up crashes the server.
     """
-    warm_up = ModelWarmup(name="golden", batch_size=1)
-    warm_up.inputs[name].data_type = model_config_pb2.DataType.Value(data_type)
-    warm_up.inputs[name].dims.extend(dims)
-    warm_up.inputs[name].input_data_file = file
-    return warm_up
+    warm_ups = []
+    for batch_size in sorted({1, description.signature.max_batch}):
+        warm_up = ModelWarmup(name=f"golden_{batch_size}", batch_size=batch_size)
+        warm_up.inputs[name].data_type = model_config_pb2.DataType.Value(data_type)
+        warm_up.inputs[name].dims.extend(dims)
+        warm_up.inputs[name].input_data_file = file
+        warm_ups.append(warm_up)
+    return warm_ups

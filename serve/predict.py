@@ -1,37 +1,169 @@
-"""Ask a running server about image files."""
+"""Ask a running server about image files, and write a line for each: as text, CSV, or JSON."""
 
+import asyncio
+import csv
+import glob
+import io
+import json
 import logging
-from collections.abc import Iterator, Sequence
+import sys
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-from serve.client import CLIENTS, RefusedInput, Unreachable
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from serve.async_client import ASYNC_CLIENTS, AsyncClient
+from serve.protocol import Answer, RefusedInput, Unreachable
 from slipway.errors import SlipwayError, UsageError
+
+# Requests at once: enough for the server to make batches of them.
+CONCURRENT = 8
+RETRIES = 3
+COLUMNS = ("file", "label", "probability", "release", "error")
 
 logger = logging.getLogger(__name__)
 
 
-def run(paths: Sequence[Path], url: str, protocol: str) -> Iterator[str]:
-    """Yield a line with label and probability for each file, as the answers come.
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """What was said about a file: an answer, or an error."""
+
+    file: Path
+    answer: Answer | None = None
+    error: str = ""
+
+
+def run(inputs: Sequence[str], url: str, protocol: str, form: str, write: Callable[[str], object]) -> None:
+    """`write` a line for each file, in order, as the answers come; a progress bar goes to a terminal on stderr.
+
+    Args:
+        inputs: files, folders (every file in them), and patterns such as "photos/**/*.jpg".
+        form: one of FORMS.
 
     Raises:
-        UsageError: a path is not a file; nothing was sent.
+        UsageError: an input is or matches no file; nothing was sent.
         ServingError: the server could not answer.
         SlipwayError: there is no server; or, in the end, some files were refused while the others were answered.
     """
-    for path in paths:
-        if not path.is_file():
-            raise UsageError(f"{path}: is not a file")
-    refused = 0
-    with CLIENTS[protocol](url) as client:
-        for path in paths:
-            try:
-                (answer,) = client.classify([path.read_bytes()])
-            except Unreachable as error:
-                raise SlipwayError(f"{error}; `make serve` starts one") from None
-            except RefusedInput as error:
-                logger.error("%s: %s", path, error)
-                refused += 1
-            else:
-                yield f"{path}: {answer.label} ({answer.probability:.1%})"
+    files = [file for entry in inputs for file in find_files(entry)]
+    try:
+        refused = asyncio.run(_run(files, url, protocol, form, write))
+    except Unreachable as error:
+        raise SlipwayError(f"{error}; `make serve` starts one") from None
     if refused:
-        raise SlipwayError(f"{refused} of {len(paths)} files were refused")
+        raise SlipwayError(f"{refused} of {len(files)} files were refused")
+
+
+def find_files(entry: str) -> list[Path]:
+    """The files that one argument means, in the order of their names; hidden ones only if they are named."""
+    path = Path(entry)
+    if path.is_file():
+        return [path]
+    if path.is_dir():
+        found = [file for file in sorted(path.rglob("*")) if file.is_file()]
+        files = [file for file in found if not any(p.startswith(".") for p in file.relative_to(path).parts)]
+        problem = "holds no files"
+    else:
+        matches = sorted(glob.glob(entry, recursive=True))  # noqa: PTH207 - Path.glob takes no absolute pattern
+        files = [Path(match) for match in matches if Path(match).is_file()]
+        problem = "matches no file" if glob.has_magic(entry) else "is not a file"
+    if not files:
+        raise UsageError(f"{entry}: {problem}")
+    return files
+
+
+async def _run(
+    files: Sequence[Path], url: str, protocol: str, form: str, write: Callable[[str], object]
+) -> int:
+    """Returns how many files were refused."""
+    header, line = FORMS[form]
+    refused = 0
+    if header:
+        write(header)
+    progress = Progress(
+        TextColumn("asking"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        console=Console(stderr=True),
+        disable=not sys.stderr.isatty(),
+        transient=True,
+    )
+    with progress:
+        task = progress.add_task("", total=len(files))
+        async for row in _rows(files, url, protocol):
+            if row.error:
+                refused += 1
+                logger.error("%s: %s", row.file, row.error)
+            if text := line(row):
+                write(text)
+            progress.advance(task)
+    return refused
+
+
+async def _rows(files: Sequence[Path], url: str, protocol: str) -> AsyncIterator[Row]:
+    """In the order of the files, with a few requests under way at any time."""
+    under_way: deque[asyncio.Task[Row]] = deque()
+    async with ASYNC_CLIENTS[protocol](url, retries=RETRIES) as client:
+        try:
+            for file in files:
+                under_way.append(asyncio.create_task(_ask(client, file)))
+                if len(under_way) == CONCURRENT:
+                    yield await under_way.popleft()
+            while under_way:
+                yield await under_way.popleft()
+        finally:
+            for task in under_way:
+                task.cancel()
+            await asyncio.gather(*under_way, return_exceptions=True)
+
+
+async def _ask(client: AsyncClient, file: Path) -> Row:
+    try:
+        (answer,) = await client.classify([await asyncio.to_thread(file.read_bytes)])
+    except RefusedInput as error:
+        return Row(file=file, error=str(error))
+    except OSError as error:
+        return Row(file=file, error=f"cannot be read ({error.strerror})")
+    return Row(file=file, answer=answer)
+
+
+def _text(row: Row) -> str:
+    return f"{row.file}: {row.answer.label} ({row.answer.probability:.1%})" if row.answer else ""
+
+
+def _csv(row: Row) -> str:
+    own = row.answer
+    answer = [own.label, f"{own.probability:.6f}", own.release] if own else ["", "", ""]
+    return _csv_line([str(row.file), *answer, row.error])
+
+
+def _csv_line(cells: Sequence[str]) -> str:
+    buffer = io.StringIO()
+    csv.writer(buffer, lineterminator="").writerow(cells)
+    return buffer.getvalue()
+
+
+def _json(row: Row) -> str:
+    content: dict[str, object] = {"file": str(row.file)}
+    if row.answer is None:
+        content |= {"error": row.error}
+    else:
+        content |= {
+            "label": row.answer.label,
+            "probability": row.answer.probability,
+            "probabilities": [float(value) for value in row.answer.probabilities],
+            "release": row.answer.release,
+        }
+    return json.dumps(content, ensure_ascii=False)
+
+
+# Name -> the line that comes first, if one does, and the line of a row, empty where it has none.
+FORMS: dict[str, tuple[str, Callable[[Row], str]]] = {
+    "text": ("", _text),
+    "csv": (_csv_line(COLUMNS), _csv),
+    "json": ("", _json),
+}

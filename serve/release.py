@@ -17,6 +17,11 @@ FORMAT = "slipway-release/1"
 ABOUT = "release.json"
 MODELS = "models"
 
+# Of a model repository: the folder of its releases, and links to two of them (serve.releases).
+RELEASES = "releases"
+CURRENT = "current"
+PREVIOUS = "previous"
+
 
 @dataclass(frozen=True, kw_only=True)
 class GoldenAnswer:
@@ -46,6 +51,12 @@ class Release:
     def models(self) -> Path:
         """What Triton takes as its model repository."""
         return self.directory / MODELS
+
+    @property
+    def largest_batch_bytes(self) -> int:
+        """What one instance of each model holds of the largest batch that it takes: images, and their pixels twice."""
+        rules = self.signature.preprocessing
+        return self.signature.max_batch * (rules.max_bytes + 2 * 3 * rules.image_size**2)
 
 
 def open_release(directory: Path) -> Release:

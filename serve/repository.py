@@ -1,8 +1,7 @@
-"""Publish a bundle as a release of the model repository.
+"""Make a release of a bundle in the model repository. Which release is served, serve/releases.py decides.
 
 model_repository/
-  current -> releases/digits-3     what is served; moved by one atomic rename
-  releases/digits-3/               sealed: preprocessing, model, labels and the code that runs them
+  releases/digits-3/     sealed: preprocessing, model, labels and the code that runs them
     release.json
     models/{preprocess,classifier,classify}/{config.pbtxt,3/...}
 """
@@ -10,7 +9,6 @@ model_repository/
 import logging
 import shutil
 import struct
-import uuid
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -18,16 +16,13 @@ import numpy as np
 import numpy.typing as npt
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
-from serve import model_config, onnx_header
+from serve import linter, model_config, onnx_header
 from serve.model_config import Description, Target
-from serve.release import ABOUT, FORMAT, KIND, MODELS
+from serve.release import ABOUT, FORMAT, KIND, MODELS, RELEASES
 from slipway import bundle, compatibility, hashing, sealed
 from slipway.bundle import Bundle
 from slipway.errors import SlipwayError
 from slipway.preprocessing import preprocess
-
-RELEASES = "releases"
-CURRENT = "current"
 
 SERVE = Path(__file__).parent
 SLIPWAY = Path(bundle.__file__).parent
@@ -76,7 +71,7 @@ class _Content:
 
 
 def publish(bundle_directory: Path, repository: Path, target: Target, cpus: int) -> Path:
-    """Make a release of a bundle and point `current` at it; return the directory of the release.
+    """Make a release of a bundle; return its directory.
 
     A release made from the same bundle, code and settings is found again, not made again. One that is already
     there is never changed: what differs is published beside it, under a name that ends in a hash.
@@ -100,10 +95,10 @@ def publish(bundle_directory: Path, repository: Path, target: Target, cpus: int)
             release = _free_name(repository / RELEASES, opened, inputs)
             with sealed.stage(release, kind=KIND, inputs=inputs) as staging:
                 _fill(staging, content)
+                _lint(staging / MODELS)
             logger.info("published %s as %s", opened.release, release)
         else:
             logger.info("%s is already published as %s", opened.release, release)
-        _point_current_at(release)
     return release
 
 
@@ -174,6 +169,12 @@ def _fill(release: Path, content: _Content) -> None:
     _write_ensemble(release / MODELS / model_config.ENSEMBLE, content)
 
 
+def _lint(models: Path) -> None:
+    """Our own configurations have no mistakes; what a fork makes of them may."""
+    if mistakes := list(linter.problems(models)):
+        raise PublishError(f"Triton would not serve this: {'; '.join(mistakes)}")
+
+
 def _write_preprocess(model: Path, content: _Content) -> None:
     source = content.bundle.directory
     version = _start_model(model, model_config.preprocess(content.description), content)
@@ -212,7 +213,7 @@ def _write_ensemble(model: Path, content: _Content) -> None:
 
 def _start_model(model: Path, config: ModelConfig, content: _Content) -> Path:
     """Write the configuration; return the directory of the version."""
-    _write(model / "config.pbtxt", model_config.render(config).encode())
+    _write(model / model_config.CONFIGURATION, model_config.render(config).encode())
     version = model / content.version
     version.mkdir()
     return version
@@ -239,15 +240,3 @@ def _copy(source: Path, destination: Path) -> None:
 def _write(path: Path, data: bytes) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(data)
-
-
-def _point_current_at(release: Path) -> None:
-    """Move the link by renaming a fresh one over it: there is no moment without a `current`."""
-    current = release.parent.parent / CURRENT
-    if current.exists() and not current.is_symlink():
-        raise PublishError(
-            f"{current}: is not a link; move it away, it is where the served release is linked"
-        )
-    fresh = current.with_name(f".{CURRENT}-{uuid.uuid4().hex[:8]}")
-    fresh.symlink_to(Path(RELEASES) / release.name)
-    fresh.replace(current)

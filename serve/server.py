@@ -26,8 +26,9 @@ from pathlib import Path
 
 import psutil
 
-from serve import health
-from serve.client import CLIENTS, Unreachable
+from serve import health, linter, model_config, shared_memory, tether
+from serve.client import CLIENTS
+from serve.protocol import DeadlineExceeded, Unreachable
 from serve.release import Release
 from slipway import compatibility
 from slipway.errors import SlipwayError
@@ -35,12 +36,13 @@ from slipway.paths import PROJECT_ROOT
 
 TRITON = PROJECT_ROOT / ".venv" / "server"
 LOOPBACK = "127.0.0.1"
-SHARED_MEMORY = Path("/dev/shm")
 # Links in the server's private folder.
 MODELS = "models"
 PROGRAM = "triton"
 
 START_SECONDS = 120
+# For the golden answers of a server that has loaded its models and warmed them up.
+ANSWER_SECONDS = 5
 # Requests in flight get this long when the server stops. A client that merely keeps its connection open makes
 # Triton wait for all of it, and exit with status 1.
 DRAIN_SECONDS = 10
@@ -86,44 +88,68 @@ def serving(
         ServerError: something is missing, the server ended, or it did not answer in time.
         WrongAnswer: it answered the golden image wrongly.
     """
+    server = _start_and_wait(release, ports, python, triton)
+    try:
+        yield server
+    finally:
+        server.stop()
+
+
+def start(
+    release: Release, ports: Ports, *, python: Path = Path(sys.prefix), triton: Path = TRITON
+) -> "Server":
+    """Start Triton, which will answer a while later: see `Server.answers`. Whoever starts it has to stop it.
+
+    It ends when the thread that called this does, whatever becomes of that thread; arguments and errors are those
+    of `serving`, as far as they can be known already.
+    """
     if release.target != "embedded":
         raise ServerError(
             f"{release.directory}: was published for the {release.target}; publish it with --target embedded to "
             "run it here"
         )
+    if mistakes := list(linter.problems(release.models)):
+        raise ServerError(f"Triton would not serve this: {'; '.join(mistakes)}")
     program = find_triton(triton)
     _check_python(python)
-    with _private_folder() as folder:
+    for port in astuple(ports):
+        if not is_free(port):
+            raise PortTaken(
+                f"port {port} is in use on {LOOPBACK}; stop what listens there or give another one"
+            )
+    # Each instance keeps the most that it has ever needed.
+    shared_memory.warn_if_less_than(model_config.instances(release.models) * release.largest_batch_bytes)
+    with contextlib.ExitStack() as undo:
+        folder = _private_folder()
+        undo.callback(shutil.rmtree, folder)
         # Triton hangs for ever, without a word, if a path that it hands to its models contains a space. And its
         # Python writes byte code beside the models whatever PYTHONDONTWRITEBYTECODE says, which would break the
         # seal of the release: so the folders are ours, and only the files in them are links.
         shutil.copytree(release.models, folder / MODELS, copy_function=os.symlink)
         (folder / PROGRAM).symlink_to(program, target_is_directory=True)
-        server = _start(folder, python, ports, release)
-        try:
-            yield server
-        finally:
-            server.stop()
+        server = Server(release, folder, python, ports)
+        undo.pop_all()
+    return server
 
 
-def _start(folder: Path, python: Path, ports: Ports | None, release: Release) -> "Server":
+def _start_and_wait(release: Release, ports: Ports | None, python: Path, triton: Path) -> "Server":
     """A server that has answered. A port that we chose may be gone before Triton takes it; then others are tried."""
+
+    def attempt(on: Ports) -> Server:
+        server = start(release, on, python=python, triton=triton)
+        try:
+            server.wait_until_it_answers()
+        except BaseException:
+            server.stop()
+            raise
+        return server
+
     if ports is not None:
-        return _start_on(ports, folder, python, release)
+        return attempt(ports)
     for _ in range(ATTEMPTS - 1):
         with contextlib.suppress(PortTaken):
-            return _start_on(free_ports(), folder, python, release)
-    return _start_on(free_ports(), folder, python, release)
-
-
-def _start_on(ports: Ports, folder: Path, python: Path, release: Release) -> "Server":
-    server = Server(folder, python, ports)
-    try:
-        server.wait_until_it_answers(release)
-    except BaseException:
-        server.stop()
-        raise
-    return server
+            return attempt(free_ports())
+    return attempt(free_ports())
 
 
 class Server:
@@ -132,26 +158,25 @@ class Server:
     http, grpc, metrics: host:port. log: what Triton wrote; it goes when the server does.
     """
 
-    def __init__(self, folder: Path, python: Path, ports: Ports) -> None:
+    def __init__(self, release: Release, folder: Path, python: Path, ports: Ports) -> None:
+        self.release = release
         self._folder = folder
         self.ports = ports
         self.http = f"{LOOPBACK}:{ports.http}"
         self.grpc = f"{LOOPBACK}:{ports.grpc}"
         self.metrics = f"{LOOPBACK}:{ports.metrics}"
         self.log = folder / "triton.log"
-        self.id = f"slipway-{uuid.uuid4().hex[:12]}"
-        for port in astuple(ports):
-            if not is_free(port):
-                raise PortTaken(
-                    f"port {port} is in use on {LOOPBACK}; stop what listens there or give another one"
-                )
-        with self.log.open("wb") as output:
+        self.id = f"{shared_memory.PREFIX}{uuid.uuid4().hex[:12]}"
+        self._models: list[psutil.Process] = []
+        shared_memory.remove_abandoned()
+        with self.log.open("wb") as output, shared_memory.owned(self.id) as ownership:
             self._process = subprocess.Popen(
-                [str(folder / PROGRAM / "bin" / "tritonserver"), *self._arguments()],
+                tether.command(folder / PROGRAM / "bin" / "tritonserver", *self._arguments()),
                 env=_environment(python),
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
+                pass_fds=(ownership,),
                 # A group of its own: Ctrl-C reaches only us, and in the end nobody of the group is forgotten.
                 start_new_session=True,
             )
@@ -165,14 +190,42 @@ class Server:
     def pid(self) -> int:
         return self._process.pid
 
-    def wait_until_it_answers(self, release: Release) -> None:
-        """Ready means: a golden image was answered correctly over both protocols, by this very process."""
+    def wait_until_it_answers(self) -> None:
+        """Raises what `answers` and `raise_if_ended` raise, and ServerError when it takes too long."""
         deadline = time.monotonic() + START_SECONDS
-        while not self._answers(release):
-            self.raise_if_ended()
+        while not self.answers():
             if time.monotonic() > deadline:
-                raise ServerError(f"Triton did not answer within {START_SECONDS} s{self._log_tail()}")
+                raise ServerError(f"Triton did not answer within {START_SECONDS} s{self.log_tail()}")
             time.sleep(0.1)
+
+    def answers(self) -> bool:
+        """Whether it is ready: a golden image was answered correctly over both protocols, by this very process.
+
+        Raises:
+            PortTaken, ServerError: it will never be, because it has ended.
+            WrongAnswer, ServingError: it answers, but not as the release was proven to.
+        """
+        self.raise_if_crippled()
+        if not self._listens():
+            return False
+        try:
+            self.probe(ANSWER_SECONDS)
+        except (Unreachable, DeadlineExceeded):
+            return False  # it has just ended, or the machine is busy; we are asked again
+        self._models = self._models or psutil.Process(self.pid).children()
+        return True
+
+    def probe(self, deadline_seconds: float) -> None:
+        """Ask for a golden image over both protocols. Raises ServingError or WrongAnswer.
+
+        deadline_seconds: for each of the two answers.
+        """
+        for protocol, url in self.urls.items():
+            client_type = CLIENTS[protocol]
+            with client_type(
+                url, connect_seconds=deadline_seconds, deadline_seconds=deadline_seconds
+            ) as client:
+                health.check(client, self.release)
 
     def raise_if_ended(self) -> None:
         """Raises PortTaken or ServerError, with the reason from the log, if the server is not running any more."""
@@ -184,33 +237,54 @@ class Server:
             raise PortTaken(f"port {taken['port']} was taken by another process while Triton started")
         if failed := _LOAD_FAILURE.search(text):
             raise ServerError(f"Triton could not load model {failed['model']}: {failed['reason']}")
-        raise ServerError(f"Triton ended by itself with status {status}{self._log_tail()}")
+        raise ServerError(f"Triton ended by itself with status {status}{self.log_tail()}")
+
+    def raise_if_crippled(self) -> None:
+        """Raises ServerError if the server, or one of the processes that run its models, has died or stands still.
+
+        Triton goes on as if nothing had happened when it loses one, and a request that another one answers
+        proves nothing about it.
+        """
+        self.raise_if_ended()
+        for process in (psutil.Process(self.pid), *self._models):
+            try:
+                status = process.status()
+            except psutil.NoSuchProcess:
+                status = psutil.STATUS_DEAD
+            if status in (psutil.STATUS_DEAD, psutil.STATUS_ZOMBIE, psutil.STATUS_STOPPED):
+                what = "Triton" if process.pid == self.pid else "a process that runs a model"
+                raise ServerError(f"{what} (process {process.pid}) is {status}{self.log_tail()}")
+
+    def log_tail(self) -> str:
+        """The end of a sentence: the end of the log."""
+        return shown_tail(self.log)
+
+    def ask_to_stop(self) -> None:
+        """Let requests in flight finish, then end; see `stop`, which must follow."""
+        if self._process.poll() is None:
+            self._process.send_signal(signal.SIGTERM)
+
+    @property
+    def ended(self) -> bool:
+        return self._process.poll() is not None
 
     def stop(self) -> None:
         """Let requests in flight finish, then end. What has not ended by then is killed."""
         try:
-            if self._process.poll() is None:
-                self._process.send_signal(signal.SIGTERM)
-                self._process.wait(STOP_SECONDS)
+            self.ask_to_stop()
+            self._process.wait(STOP_SECONDS)
         except subprocess.TimeoutExpired:
             logger.warning("WARNING: Triton did not stop within %g s; killing it", STOP_SECONDS)
         finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._process.pid, signal.SIGKILL)
-            self._process.wait()
-            for leftover in SHARED_MEMORY.glob(f"{self.id}*"):
-                leftover.unlink(missing_ok=True)
+            self.kill()
 
-    def _answers(self, release: Release) -> bool:
-        if not self._listens():
-            return False
-        for protocol, url in self.urls.items():
-            with CLIENTS[protocol](url) as client:
-                try:
-                    health.check(client, release)
-                except Unreachable:
-                    return False  # it has just ended
-        return True
+    def kill(self) -> None:
+        """End it now, and leave nothing behind."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+        shared_memory.remove(self.id)
+        shutil.rmtree(self._folder, ignore_errors=True)
 
     def _listens(self) -> bool:
         """Whether this very process has taken all its ports, which it does when all models are loaded.
@@ -243,9 +317,12 @@ class Server:
             f"--backend-config=python,shm-region-prefix-name={self.id}",
         ]
 
-    def _log_tail(self) -> str:
-        lines = self.log.read_text(errors="replace").splitlines()[-LOG_TAIL_LINES:]
-        return "\n".join(["; the end of its log:", *lines])
+
+def shown_tail(log: Path) -> str:
+    """The end of a sentence: the last lines of a log, without the tables that Triton draws."""
+    text = [line for line in log.read_text(errors="replace").splitlines() if not line.startswith(("|", "+"))]
+    lines = text[-LOG_TAIL_LINES:]
+    return "\n".join(["; the end of its log:", *lines])
 
 
 def find_triton(triton: Path) -> Path:
@@ -295,14 +372,10 @@ _PORT_IN_USE = re.compile(r"(?P<port>\d+)'? already in use")
 _LOAD_FAILURE = re.compile(r"failed to load '(?P<model>\w+)' version \d+: (?P<reason>.*)")
 
 
-@contextmanager
-def _private_folder() -> Iterator[Path]:
-    """A new directory for this process alone, at a path without spaces whatever TMPDIR says."""
+def _private_folder() -> Path:
+    """A new directory for one server alone, at a path without spaces whatever TMPDIR says."""
     usual = tempfile.gettempdir()
-    with tempfile.TemporaryDirectory(
-        prefix="slipway-", dir="/tmp" if re.search(r"\s", usual) else usual
-    ) as name:
-        yield Path(name)
+    return Path(tempfile.mkdtemp(prefix="slipway-", dir="/tmp" if re.search(r"\s", usual) else usual))
 
 
 def _environment(python: Path) -> dict[str, str]:

@@ -20,7 +20,8 @@ import numpy as np
 import numpy.typing as npt
 
 from serve import health, server
-from serve.client import CLIENTS, DEADLINE_SECONDS, Answer, Client, RefusedInput, ServingError
+from serve.client import CLIENTS, Client
+from serve.protocol import DEADLINE_SECONDS, Answer, RefusedInput, ServingError
 from serve.release import Release, open_release
 from serve.server import Server
 from slipway import hashing, sealed

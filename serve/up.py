@@ -2,13 +2,14 @@
 
 import logging
 import shlex
-import time
 from pathlib import Path
 
 from serve import server
+from serve.front import Front
 from serve.model_config import ENCODED, ENSEMBLE, RELEASE
-from serve.release import Release, open_release
-from serve.server import Ports, Server
+from serve.release import Release
+from serve.server import Ports
+from serve.supervisor import Supervisor
 from slipway.contract import PROBABILITIES
 
 USUAL_PORTS = Ports(http=8000, grpc=8001, metrics=8002)
@@ -16,17 +17,22 @@ USUAL_PORTS = Ports(http=8000, grpc=8001, metrics=8002)
 logger = logging.getLogger(__name__)
 
 
-def run(release_directory: Path) -> None:
-    """Returns when the server was asked to stop. Raises ServerError if it ends by itself."""
-    release = open_release(release_directory)
+def run(release: Path, probe_seconds: float) -> None:
+    """Serve what `release` is or leads to, also when it leads elsewhere later; return when asked to stop.
+
+    Raises SlipwayError if it cannot be served to begin with.
+    """
+    front = Front(choose_ports())
+    supervisor = Supervisor(front, release, probe_seconds)
     try:
-        with server.serving(release, ports=choose_ports()) as running:
-            logger.info("%s", describe(running, release))
-            while True:
-                running.raise_if_ended()
-                time.sleep(0.5)
+        supervisor.start()
+        logger.info("%s", describe(front, supervisor.server.release))
+        supervisor.run()
     except KeyboardInterrupt:
-        logger.info("stopped")
+        logger.info("stopping; requests in flight are answered first")
+    finally:
+        supervisor.stop()
+    logger.info("stopped")
 
 
 def choose_ports() -> Ports:
@@ -46,23 +52,22 @@ def _this_or(port: int, other: int) -> int:
     return other
 
 
-def describe(running: Server, release: Release) -> str:
+def describe(front: Front, release: Release) -> str:
     return f"""
 {release.identity} is ready:
 
-  HTTP     http://{running.http}
-  gRPC     {running.grpc}
-  metrics  http://{running.metrics}/metrics
-  log      {running.log}
+  HTTP     http://{front.http}
+  gRPC     {front.grpc}
+  metrics  http://{front.metrics}/metrics
 
 Ask it with curl:
 
-{curl_example(running, release)}
+{curl_example(front, release)}
 
 Ctrl-C stops it."""
 
 
-def curl_example(running: Server, release: Release) -> str:
+def curl_example(front: Front, release: Release) -> str:
     """A command to paste into a shell: an image from the release as it is, the three best classes by name.
 
     The body is JSON that asks for names, then the image as one string: its length as 4 bytes, little-endian, and
@@ -80,4 +85,4 @@ json=$(printf '{request}' $((size + 4)))
 length=$(printf '\\\\%03o' $((size & 255)) $((size >> 8 & 255)) $((size >> 16 & 255)) $((size >> 24)))
 {{ printf '%s' "$json"; printf "$length"; cat "$image"; }} |
   curl -sS -H "Inference-Header-Content-Length: ${{#json}}" --data-binary @- \\
-  http://{running.http}/v2/models/{ENSEMBLE}/infer"""
+  http://{front.http}/v2/models/{ENSEMBLE}/infer"""

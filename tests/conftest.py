@@ -12,3 +12,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="train in every combination of strategy, precision and the rest",
     )
+    parser.addoption(
+        "--rounds",
+        type=int,
+        default=1,
+        help="how often a service meets each fault (default: 1; more assert times)",
+    )

@@ -1,4 +1,4 @@
-"""python -m train data | fit | evaluate | export | report"""
+"""python -m train data | fit | evaluate | export | report | bundle"""
 
 import argparse
 from pathlib import Path
@@ -21,8 +21,12 @@ COMMANDS = {
 }
 
 
-def main(arguments: list[str]) -> Path | None:
+def main(arguments: list[str]) -> Path | str | None:
     """Do one stage; returns what it made, which is printed as the only line on stdout."""
+    if arguments[:1] == ["bundle"]:
+        from train.bundles import main as bundle
+
+        return bundle(arguments[1:])
     parser = argparse.ArgumentParser(
         prog="python -m train",
         description="Train an image classifier and hand it over as a sealed bundle.",
@@ -32,12 +36,17 @@ def main(arguments: list[str]) -> Path | None:
         allow_abbrev=False,
     )
     stages = parser.add_subparsers(dest="stage", metavar="|".join(COMMANDS), required=True)
+    stages.add_parser("bundle", help="verify a bundle, or say how two differ; see `bundle --help`")
     parsers = {}
     for name, help in COMMANDS.items():
         parsers[name] = stages.add_parser(name, help=help, description=help, allow_abbrev=False)
         parsers[name].add_argument("--config", type=Path, help="YAML file that overrides defaults")
         if name == "data":
             _add_actions(parsers[name])
+        if name == "export":
+            parsers[name].add_argument(
+                "--recommend", action="store_true", help="the same as --export.recommend true"
+            )
         if name == "report":
             parsers[name].add_argument("--smoke", type=Path, help="result of the smoke test, to be shown")
         add_options(parsers[name], Config)
@@ -46,6 +55,8 @@ def main(arguments: list[str]) -> Path | None:
         raise UsageError(f"choose one of {', '.join(COMMANDS)}")
     stage = arguments[0]
     chosen, overrides = parse(parsers[stage], arguments[1:], Config)
+    if getattr(chosen, "recommend", False):
+        overrides["export.recommend"] = "true"
     config = load(Config, chosen.config, overrides)
     return _run(stage, config, chosen)
 

@@ -10,6 +10,18 @@ from slipway.config import option, section
 from slipway.contract import Preprocessing
 from slipway.paths import PROJECT_ROOT
 
+FormatName = Literal[
+    "onnx",
+    "onnx-int8",
+    "pt2",
+    "torchscript",
+    "openvino",
+    "openvino-bf16",
+    "openvino-int8",
+    "aoti",
+    "aoti-bf16",
+]
+
 
 @dataclass(frozen=True, kw_only=True)
 class RunConfig:
@@ -230,6 +242,23 @@ class ExportConfig:
     max_batch: int = option(32, "largest batch the artefact promises to take", at_least=2)
     golden_per_class: int = option(2, "validation images of each class that the bundle carries", at_least=1)
     golden_limit: int = option(40, "most golden images altogether", at_least=1)
+    formats: tuple[FormatName, ...] = option(
+        ("onnx",), "what the bundle holds; onnx always, since it is what is served"
+    )
+    calibration_images: int = option(256, "training images that int8 is calibrated on", at_least=1)
+    max_accuracy_drop: float = option(
+        0.5, "percentage points of validation accuracy that bf16 and int8 may cost", at_least=0
+    )
+    recommend: bool = option(default=False, help="measure every format, and recommend one for this machine")
+    sign_key: Path | None = option(
+        None, "private key (PEM, elliptic curve) that bundles are signed with; null signs nothing"
+    )
+
+    def problems(self) -> Iterator[tuple[str, str]]:
+        if "onnx" not in self.formats:
+            yield "formats", f"is {list(self.formats)}; onnx must be among them: it is what is served"
+        if len(set(self.formats)) < len(self.formats):
+            yield "formats", f"is {list(self.formats)}; it names one twice"
 
 
 @dataclass(frozen=True, kw_only=True)

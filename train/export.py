@@ -1,28 +1,56 @@
 """Checkpoint -> bundle: exported, proven, sealed."""
 
+import json
 import logging
+import os
 import shutil
-from dataclasses import replace
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 import numpy as np
 
-from slipway import bundle, compatibility, hashing, sealed
+from slipway import artefact, bundle, compatibility, hashing, sealed
+from slipway import config as configuration
+from slipway.artefact import Artefact
 from slipway.bundle import Golden
 from slipway.contract import Signature
 from slipway.preprocessing import preprocess
 from slipway.source import code_hash
-from train import checkpoint, parity, runs
+from train import accuracy, checkpoint, evaluate, parity, recommend, runs
 from train.checkpoint import Choice
-from train.config import Config
+from train.config import Config, ExportConfig
 from train.dataset import Dataset, Sample
-from train.evaluate import load_classifier
+from train.formats import FORMATS
+from train.loader import PlainSamples, plain_batches
 from train.model import ImageClassifier
-from train.onnx_file import write_onnx
+from train.nasty import nasty
+from train.parity import Pixels, Rows
 from train.runs import Run
+from train.runtime import running
+from train.servable import Source, exporting
+from train.signing import sign
+
+RANDOM_ROWS = 8
 
 logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """What is exported, and the staging directory that it goes to."""
+
+    staging: Path
+    config: Config
+    folder: Dataset
+    classifier: ImageClassifier
+    signature: Signature
+
+    @property
+    def threads(self) -> int:
+        return len(os.sched_getaffinity(0))
 
 
 def export(config: Config, run: Run, folder: Dataset, evaluation: Path) -> Path:
@@ -30,17 +58,20 @@ def export(config: Config, run: Run, folder: Dataset, evaluation: Path) -> Path:
 
     Raises:
         TrainingModeError, ExportError: the model cannot be exported as declared.
-        ParityError: the artefact answers differently from the trained model; nothing is published, and the
-            report is kept in the run directory.
+        ParityError: an artefact answers differently from the trained model, or lost too much accuracy; nothing is
+            published, and the report is kept in the run directory.
     """
-    choice = checkpoint.best(run)
+    choice, names = checkpoint.best(run), config.export.formats
     inputs = hashing.of_data(
         {
             "checkpoint": sealed.read_manifest(choice.directory).seal,
             "weights": choice.weights,
             "evaluation": sealed.read_manifest(evaluation).seal,
-            "export": [config.export.max_batch, config.export.golden_per_class, config.export.golden_limit],
-            "code": code_hash("train.export"),
+            "export": configuration.to_dict(config)["export"],
+            "code": [code_hash("train.export"), *(code_hash(FORMATS[name].module) for name in names)],
+            "lock": hashing.of_file(runs.LOCK),
+            # What is compiled here may be refused elsewhere, and what is fastest here need not be so there.
+            "machine": artefact.instructions() if _depends_on_the_machine(config.export) else None,
             "pins": hashing.of_file(compatibility.TABLE),
         }
     )
@@ -57,76 +88,162 @@ def export(config: Config, run: Run, folder: Dataset, evaluation: Path) -> Path:
     return destination
 
 
-def _fill(staging: Path, config: Config, run: Run, folder: Dataset, choice: Choice, evaluation: Path) -> None:
-    classifier, trained = load_classifier(config, choice)
-    classifier.eval()
+def _fill(
+    staging: Path, config: Config, run: Run, folder: Dataset, choice: Choice, evaluation: Path
+) -> None:
+    classifier, trained = evaluate.load_classifier(config, choice)
     signature = replace(trained, max_batch=config.export.max_batch)
-    write_onnx(
-        classifier,
-        staging / bundle.MODEL,
-        image_size=signature.preprocessing.image_size,
-        max_batch=signature.max_batch,
-        pins=compatibility.load(),
-    )
+    job = Job(staging=staging, config=config, folder=folder, classifier=classifier, signature=signature)
     signature.save(staging / bundle.SIGNATURE)
     (staging / bundle.LABELS).write_bytes(bundle.labels(signature))
-    pixels = _write_golden(staging, classifier, signature, folder, _golden_samples(folder, config))
-    report = parity.run_gate(classifier, staging / bundle.MODEL, pixels, signature.max_batch)
+    with exporting(classifier, signature.preprocessing.image_size):
+        artefacts = _write_artefacts(job)
+        golden = _write_golden(job)
+        report, judged = _prove(job, artefacts, golden)
     sealed.write_json(staging / bundle.PARITY, report)
     shutil.copy(staging / bundle.PARITY, run.directory / bundle.PARITY)
     parity.require_passed(report)
+    accuracy.require_good(report)
+    if config.export.recommend:
+        measured = recommend.measure(
+            staging, artefacts, golden.pixels, max_batch=signature.max_batch, threads=job.threads
+        )
+        recommendation = recommend.recommend(measured, judged, job.threads)
+        sealed.write_json(staging / recommend.RECOMMENDATION, recommendation)
     sealed.write_json(staging / bundle.PROVENANCE, _provenance(run, folder, choice, evaluation))
+    if config.export.sign_key is not None:
+        sign(staging, config.export.sign_key)
 
 
-def _golden_samples(folder: Dataset, config: Config) -> list[Sample]:
+def _write_artefacts(job: Job) -> list[Artefact]:
+    source = Source(
+        classifier=job.classifier,
+        image_size=job.signature.preprocessing.image_size,
+        max_batch=job.signature.max_batch,
+        onnx=job.staging / bundle.MODEL,
+        calibration=_calibration(job),
+    )
+    artefacts = []
+    # ONNX first: other formats are converted from it.
+    for name in sorted(job.config.export.formats, key=lambda name: name != artefact.DEFAULT):
+        logger.info("exporting %s: %s", name, FORMATS[name].files[0])
+        artefacts.append(FORMATS[name].write(name, source, job.staging))
+    artefact.write_artefacts(job.staging, artefacts)
+    return artefacts
+
+
+def _calibration(job: Job) -> Pixels:
+    """Training images for quantisation, chosen by content hash: uint8 [n, 3, size, size]; none if none is needed."""
+    rules = job.signature.preprocessing
+    if not any(FORMATS[name].precision == "int8" for name in job.config.export.formats):
+        return np.zeros((0, 3, rules.image_size, rules.image_size), np.uint8)
+    samples = PlainSamples(job.folder, "train", rules)
+    order = sorted(range(len(samples)), key=lambda index: samples.samples[index].sha256)
+    chosen = order[: job.config.export.calibration_images]
+    logger.info("calibrating int8 on %d training images", len(chosen))
+    return np.stack([samples[index][0] for index in chosen])
+
+
+def _prove(
+    job: Job, artefacts: list[Artefact], golden: Rows
+) -> tuple[dict[str, Any], list[accuracy.Judgement]]:
+    """The parity gate, and where it passes, the judgement of accuracy; together they are the report."""
+    odd = nasty(job.signature.preprocessing)
+    shape = (RANDOM_ROWS, *golden.pixels.shape[1:])
+    noise = np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
+    inputs = [
+        golden,
+        _rows(job, "nasty", list(odd), np.stack(list(odd.values()))),
+        _rows(job, "random", [f"noise {number}" for number in range(RANDOM_ROWS)], noise),
+    ]
+    report = parity.run_gate(
+        job.classifier,
+        job.staging,
+        artefacts,
+        inputs,
+        max_batch=job.signature.max_batch,
+        threads=job.threads,
+    )
+    judged = _judge(job, artefacts) if report["verdict"] == "passed" else []
+    if not all(each.passed for each in judged):
+        report["verdict"] = "failed"
+    return {**report, "accuracy": accuracy.as_report(judged)}, judged
+
+
+def _judge(job: Job, artefacts: list[Artefact]) -> list[accuracy.Judgement]:
+    """Of reduced precision; of everything where one is to be recommended."""
+    everything = job.config.export.recommend
+    chosen = [each for each in artefacts if everything or each.precision != "float32"]
+    if not chosen:
+        return []
+    batches = plain_batches(
+        PlainSamples(job.folder, "val", job.signature.preprocessing),
+        job.signature.max_batch,
+        rank=0,
+        world_size=1,
+        workers=job.config.data.workers,
+    )
+    limit = job.config.export.max_accuracy_drop
+    with ExitStack() as stack:
+        runtimes = [stack.enter_context(running(job.staging, each, job.threads)) for each in chosen]
+        return accuracy.judge(runtimes, job.classifier, batches, job.signature.classes, limit)
+
+
+def _golden_samples(job: Job) -> list[Sample]:
     """A few validation images of each class, chosen by content hash: another file added moves few of them."""
     chosen = []
-    for label in range(len(folder.classes)):
-        candidates = [sample for sample in folder.splits["val"] if sample.label == label]
+    for label in range(len(job.folder.classes)):
+        candidates = [sample for sample in job.folder.splits["val"] if sample.label == label]
         candidates.sort(key=lambda sample: sample.sha256)
-        chosen += candidates[: config.export.golden_per_class]
-    return chosen[: config.export.golden_limit]
+        chosen += candidates[: job.config.export.golden_per_class]
+    return chosen[: job.config.export.golden_limit]
 
 
-def _write_golden(
-    staging: Path,
-    classifier: ImageClassifier,
-    signature: Signature,
-    folder: Dataset,
-    samples: list[Sample],
-) -> parity.Pixels:
-    """Copy the golden inputs as they are, write their answers, return their pixels: uint8 [n, 3, size, size]."""
-    (staging / bundle.GOLDEN).mkdir()
-    paths, pixels = [], []
-    for number, sample in enumerate(samples):
+def _write_golden(job: Job) -> Rows:
+    """Copy the golden inputs as they are and write their answers; returns them as rows of the parity gate."""
+    (job.staging / bundle.GOLDEN).mkdir()
+    paths, arrays = [], []
+    for number, sample in enumerate(_golden_samples(job)):
         suffix = PurePosixPath(sample.file).suffix.lower()
-        paths.append(staging / bundle.GOLDEN / f"{number:03d}{suffix}")
-        paths[-1].write_bytes(folder.read(sample))
-        pixels.append(preprocess(paths[-1].read_bytes(), signature.preprocessing))
-    logits = parity.eager_logits(classifier, np.stack(pixels))
+        paths.append(job.staging / bundle.GOLDEN / f"{number:03d}{suffix}")
+        paths[-1].write_bytes(job.folder.read(sample))
+        arrays.append(preprocess(paths[-1].read_bytes(), job.signature.preprocessing))
+    pixels = np.stack(arrays)
     answers = [
         Golden(
             path=path,
             pixels_sha256=hashing.of_bytes(array.tobytes()),
             logits=row,
-            label=signature.classes[int(row.argmax())],
+            label=job.signature.classes[int(row.argmax())],
         )
-        for path, array, row in zip(paths, pixels, logits, strict=True)
+        for path, array, row in zip(paths, arrays, parity.eager_logits(job.classifier, pixels), strict=True)
     ]
-    bundle.write_golden_answers(staging, answers)
-    return np.stack(pixels)
+    bundle.write_golden_answers(job.staging, answers)
+    return _rows(job, parity.GOLDEN, [path.name for path in paths], pixels)
+
+
+def _rows(job: Job, kind: str, names: Sequence[str], pixels: Pixels) -> Rows:
+    expected = parity.reference_logits(job.classifier, pixels)
+    return Rows(kind=kind, names=names, pixels=pixels, expected=expected)
 
 
 def _provenance(run: Run, folder: Dataset, choice: Choice, evaluation: Path) -> dict[str, Any]:
+    metrics = json.loads((evaluation / evaluate.METRICS).read_bytes())
     return {
         "run": run.directory.name,
         "checkpoint": choice.directory.name,
         "checkpoint_seal": sealed.read_manifest(choice.directory).seal,
+        "step": checkpoint.load_progress(choice.directory).step,
         "evaluation": evaluation.name,
+        "metrics": {name: metrics[name] for name in ("split", "samples", "accuracy", "loss")},
         "dataset_fingerprint": folder.fingerprint,
         "weights": choice.weights,
         "environment": runs.environment(),
     }
+
+
+def _depends_on_the_machine(settings: ExportConfig) -> bool:
+    return settings.recommend or any(FORMATS[name].runtime == "aoti" for name in settings.formats)
 
 
 def _next_version(bundles: Path) -> int:

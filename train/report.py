@@ -23,6 +23,7 @@ from train import charts
 from train.charts import number
 from train.config import Config
 from train.page import Table, fixed, percent, write_page
+from train.recommend import RECOMMENDATION
 
 MOST_CLASSES = 40
 """Above this many classes, the most confused pairs stand for the matrix, and the worst classes for all."""
@@ -170,14 +171,96 @@ def read_bundle(directory: Path, checkpoint: str) -> dict[str, Any]:
             ("Verdict", "passed", verdict),
         ]
         checks = parity["checks"]
+        judged = [check for check in checks if check["tolerance"] is not None]
         return {
             "release": release,
             "verdict": text(parity["verdict"]),
             "checks": table(columns, checks),
-            "furthest": max(checks, key=lambda check: _or(check["max_abs"], 0) / check["tolerance"]),
+            "artefacts": artefacts(checks),
+            **accuracies(parity.get("accuracy", [])),
+            "recommendation": read_recommendation(directory / RECOMMENDATION),
+            "furthest": max(judged, key=lambda check: _or(check["max_abs"], 0) / check["tolerance"]),
             "tolerances": groups(parity["tolerances"], "tolerance"),
             "provenance": groups(provenance, "provenance")
             + groups(_read_json(directory / bundles.SIGNATURE), "signature"),
+        }
+
+
+def artefacts(checks: Sequence[Mapping[str, Any]]) -> Table:
+    """A row for each artefact: how many comparisons, and the one that went furthest towards its tolerance."""
+    columns: list[Column] = [
+        ("Artefact", "artefact", text),
+        ("Type", "dtype", text),
+        ("Comparisons", "count", number),
+        ("Largest difference", "max_abs", number),
+        ("Tolerance", "tolerance", number),
+        ("On inputs", "inputs", text),
+        ("Verdict", "passed", verdict),
+    ]
+    rows = []
+    for name in dict.fromkeys(check["artefact"] for check in checks):
+        mine = [check for check in checks if check["artefact"] == name]
+        furthest = max(mine, key=lambda check: _or(check["max_abs"], 0) / (check["tolerance"] or math.inf))
+        rows.append({**furthest, "count": len(mine), "passed": all(check["passed"] for check in mine)})
+    return table(columns, rows)
+
+
+def accuracies(judged: Sequence[Mapping[str, Any]]) -> dict[str, Table | None]:
+    """`accuracy`: artefacts that were judged on the validation split; `changed`: answers that are not the same."""
+    columns: list[Column] = [
+        ("Artefact", "artefact", text),
+        ("Type", "dtype", text),
+        ("Images", "samples", number),
+        ("Accuracy", "accuracy", percent),
+        ("Checkpoint's", "checkpoint_accuracy", percent),
+        ("Points lost", "drop", fixed),
+        ("Allowed", "limit", fixed),
+        ("Calibration error", "calibration_error", percent),
+        ("Checkpoint's", "checkpoint_calibration_error", percent),
+        ("Verdict", "passed", verdict),
+    ]
+    pairs: list[Column] = [
+        ("Artefact", "artefact", text),
+        ("Checkpoint's answer", "from", text),
+        ("Artefact's answer", "to", text),
+        ("Images", "images", number),
+    ]
+    changes = [{"artefact": each["artefact"], **change} for each in judged for change in each["changed"]]
+    return {
+        "accuracy": table(columns, judged) if judged else None,
+        "changed": table(pairs, changes[:MOST_CLASSES]) if changes else None,
+    }
+
+
+def read_recommendation(path: Path) -> dict[str, Any] | None:
+    """What was measured side by side on which machine, and what is recommended for it; None if nothing was."""
+    if not path.exists():
+        return None
+    content = _read_json(path)
+    with _blaming(path):
+        batches = [f"Batch {batch}, ms" for batch in content["measured"][0]["ms"]]
+        columns: list[Column] = [
+            ("Artefact", "artefact", text),
+            ("Accuracy", "accuracy", percent),
+            *((heading, heading, fixed) for heading in batches),
+            ("Size, MB", "megabytes", fixed),
+            ("Start, s", "seconds", fixed),
+        ]
+        rows = [
+            {
+                **row,
+                **dict(zip(batches, row["ms"].values(), strict=True)),
+                "megabytes": row["bytes"] / 1e6,
+                "seconds": row["start_ms"] / 1000,
+            }
+            for row in content["measured"]
+        ]
+        return {
+            "name": text(content["recommended"]),
+            "by": text(content["by"]),
+            "cpu": text(content["hardware"]["cpu"]),
+            "threads": content["hardware"]["threads"],
+            "table": table(columns, rows),
         }
 
 

@@ -1,5 +1,6 @@
 """A real bundle, published, and a real Triton server that serves it to all tests of a session."""
 
+import socket
 from collections.abc import Iterator
 
 import onnxruntime
@@ -8,9 +9,9 @@ import pytest
 from serve import repository
 from serve.client import CLIENTS, Client
 from serve.release import Release, open_release
-from serve.server import Server, serving
+from serve.server import LOOPBACK, Server, serving
 from slipway.bundle import Bundle, open_bundle
-from tests.serve.tools import CPUS, Oracle, make_bundle
+from tests.serve.tools import CPUS, SLOW, SLOW_SECONDS, Oracle, edit_text, make_bundle, variant
 
 
 @pytest.fixture(scope="session")
@@ -23,6 +24,27 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
 def release(bundle: Bundle, tmp_path_factory: pytest.TempPathFactory) -> Release:
     return open_release(
         repository.publish(bundle.directory, tmp_path_factory.mktemp("repository"), "embedded", CPUS)
+    )
+
+
+@pytest.fixture(scope="session")
+def slow_release(release: Release, tmp_path_factory: pytest.TempPathFactory) -> Release:
+    """Preprocessing takes its time over one input, and says in the log when it begins."""
+    code = f"""\
+    if data == {SLOW!r}:
+        import time
+
+        print("slow begins", flush=True)
+        time.sleep({SLOW_SECONDS})
+"""
+    return variant(
+        release,
+        tmp_path_factory.mktemp("slow") / "release",
+        lambda models: edit_text(
+            models / "preprocess" / "1" / "slipway" / "preprocessing.py",
+            "    image = decode(data, rules)\n",
+            f"{code}    image = decode(data, rules)\n",
+        ),
     )
 
 
@@ -50,3 +72,18 @@ def oracle(bundle: Bundle) -> Oracle:
         bundle.directory / "model.onnx", providers=["CPUExecutionProvider"]
     )
     return Oracle(session=session, signature=bundle.signature)
+
+
+@pytest.fixture
+def blackhole() -> Iterator[str]:
+    """A port whose connections are never made: its queue of them is full and nobody takes any."""
+    with socket.socket() as listener:
+        listener.bind((LOOPBACK, 0))
+        listener.listen(0)
+        waiting = [socket.socket() for _ in range(4)]
+        for one in waiting:
+            one.settimeout(0)
+            one.connect_ex(listener.getsockname())
+        yield f"{LOOPBACK}:{listener.getsockname()[1]}"
+        for one in waiting:
+            one.close()

@@ -5,8 +5,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from serve import repository
-from serve.client import CLIENTS, Client, UnknownModel
+from serve import releases, repository
+from serve.client import CLIENTS, Client
+from serve.protocol import UnknownModel
 from serve.release import Release, open_release
 from serve.server import Server, serving
 from slipway.bundle import Bundle
@@ -60,8 +61,8 @@ def test_a_new_version_is_what_answers_after_it_was_published(bundle: Bundle, tm
     swapped = make_bundle(tmp_path / "bundles" / "tiny" / "2", "--reverse-classes")
     models = tmp_path / "repository"
     for directory, version, label in ((bundle.directory, "1", "3"), (swapped, "2", "8")):
-        repository.publish(directory, models, "embedded", CPUS)
-        with serving(open_release(models / repository.CURRENT)) as server:
+        releases.promote(repository.publish(directory, models, "embedded", CPUS))
+        with serving(open_release(models / "current")) as server:
             for protocol, url in server.urls.items():
                 with CLIENTS[protocol](url) as client:
                     (answer,) = client.classify([images.flat(3)])

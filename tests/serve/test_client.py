@@ -13,44 +13,19 @@ from pathlib import Path
 import pytest
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
-from serve import client as clients
-from serve.client import (
-    CLIENTS,
-    Answer,
-    DeadlineExceeded,
-    Overloaded,
-    RefusedInput,
-    ServerFailure,
-    Unreachable,
-)
+from serve import protocol as protocols
+from serve.client import CLIENTS
+from serve.front import Front
+from serve.protocol import Answer, DeadlineExceeded, Overloaded, RefusedInput, ServerFailure, Unreachable
 from serve.release import Release
 from serve.server import LOOPBACK, Server, free_ports, serving
 from tests import images
-from tests.serve.tools import ask_together, edit_config, edit_text, variant
+from tests.serve.tools import SLOW, SLOW_SECONDS, ask_together, edit_config, variant
 
 pytestmark = pytest.mark.integration
 
 # Far more than any deadline here and far less than a hang.
 PATIENCE = 20
-
-
-SLOW = b"slow"
-SLOW_SECONDS = 4
-
-
-@pytest.fixture(scope="module")
-def slow_release(release: Release, tmp_path_factory: pytest.TempPathFactory) -> Release:
-    """Preprocessing takes its time over one input, before it refuses it as no image."""
-    code = f"    import time\n\n    time.sleep({SLOW_SECONDS} if data == {SLOW!r} else 0)\n"
-    return variant(
-        release,
-        tmp_path_factory.mktemp("slow") / "release",
-        lambda models: edit_text(
-            models / "preprocess" / "1" / "slipway" / "preprocessing.py",
-            "    image = decode(data, rules)\n",
-            f"{code}    image = decode(data, rules)\n",
-        ),
-    )
 
 
 @pytest.fixture(scope="module")
@@ -74,21 +49,6 @@ def test_unknown_host_is_unreachable(protocol: str) -> None:  # D09
         pytest.raises(Unreachable),
     ):
         client.classify([b""])
-
-
-@pytest.fixture
-def blackhole() -> Iterator[str]:
-    """A port whose connections are never made: its queue of them is full and nobody takes any."""
-    with socket.socket() as listener:
-        listener.bind((LOOPBACK, 0))
-        listener.listen(0)
-        waiting = [socket.socket() for _ in range(4)]
-        for one in waiting:
-            one.settimeout(0)
-            one.connect_ex(listener.getsockname())
-        yield f"{LOOPBACK}:{listener.getsockname()[1]}"
-        for one in waiting:
-            one.close()
 
 
 def test_a_port_that_swallows_connections_is_unreachable_within_the_connect_deadline(
@@ -167,6 +127,22 @@ def test_a_full_queue_is_overloaded_and_who_got_in_is_answered(release: Release,
             assert {error.status for error in refused} == {"503" if protocol == "http" else "UNAVAILABLE"}
 
 
+def test_a_server_that_comes_while_we_try_again_answers(protocol: str, server: Server) -> None:
+    """Case D09: at first nobody is there, then HAProxy is there without a server."""
+    ports = free_ports()
+    url = f"{LOOPBACK}:{getattr(ports, protocol)}"
+
+    def ask() -> str:
+        with CLIENTS[protocol](url, retries=1000, deadline_seconds=120) as client:
+            return client.classify([images.flat(3)])[0].label
+
+    with ThreadPoolExecutor() as pool:
+        answer = pool.submit(ask)
+        with Front(ports) as front:
+            front.point_at(server)
+            assert answer.result(timeout=120) == "3"
+
+
 def test_a_server_that_is_not_triton_is_a_failure_in_words() -> None:
     """Its answer to a POST is a page, with status 501."""
     with http.server.ThreadingHTTPServer((LOOPBACK, 0), http.server.BaseHTTPRequestHandler) as other:
@@ -180,15 +156,9 @@ def test_a_server_that_is_not_triton_is_a_failure_in_words() -> None:
         other.shutdown()
 
 
-def test_zeros_at_the_end_of_an_image_are_sent() -> None:  # D08
-    tensor = clients._tensor([b"image\0\0", b"\0", b""])
-    assert tensor.shape == (3, 1)
-    assert tensor[:, 0].tolist() == [b"image\0\0", b"\0", b""]
-
-
 def test_an_image_over_the_limit_is_not_even_sent(protocol: str) -> None:
     nobody = f"{LOOPBACK}:{free_ports().http}"
-    too_long = bytes(clients.MAX_IMAGE_BYTES + 1)
+    too_long = bytes(protocols.MAX_IMAGE_BYTES + 1)
     with CLIENTS[protocol](nobody) as client, pytest.raises(RefusedInput, match="It was not sent") as refused:
         client.classify([b"", too_long])
     assert refused.value.code == "TOO_MANY_BYTES"
@@ -196,7 +166,7 @@ def test_an_image_over_the_limit_is_not_even_sent(protocol: str) -> None:
 
 def test_an_image_of_the_limit_arrives(protocol: str, server: Server) -> None:
     image = images.flat(2, "JPEG")
-    padded = image + bytes(clients.MAX_IMAGE_BYTES - len(image))
+    padded = image + bytes(protocols.MAX_IMAGE_BYTES - len(image))
     with CLIENTS[protocol](server.urls[protocol]) as client:
         assert client.classify([padded])[0].label == "2"
 

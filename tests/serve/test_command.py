@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -14,10 +15,14 @@ import numpy as np
 import psutil
 import pytest
 
+from serve import shared_memory
+from serve.client import CLIENTS
+from serve.protocol import RefusedInput
 from serve.release import Release
 from serve.server import LOOPBACK, Server, free_ports, is_free
 from slipway.bundle import Bundle
 from tests import images
+from tests.serve.tools import SLOW, wait_until, wait_until_gone
 
 # Far more than any of this takes and far less than a hang, in seconds.
 PATIENCE = 90
@@ -32,16 +37,25 @@ def serve(*arguments: str | Path, cwd: Path | None = None) -> subprocess.Complet
     ("arguments", "words"),
     [
         (["smok"], "smok is not a command of serve; did you mean smoke?"),
-        (["quux"], "quux is not a command of serve; there are publish, up, smoke, predict"),
+        (
+            ["quux"],
+            "quux is not a command of serve; there are publish, promote, rollback, list, up, smoke, predict",
+        ),
         (["smoke", "--relase", "x"], "--relase is not an option; did you mean release?"),
         (["smoke", "--image", "x"], "--image is not an option; did you mean images?"),
         (["publish", "--bundel", "x"], "--bundel is not an option; did you mean bundle?"),
         (["publish"], "--bundle is missing"),
         (["publish", "--bundle", "x", "--cpus", "0"], "--cpus is 0; must be at least 1"),
         (["publish", "--target", "contaner"], "invalid choice: 'contaner'"),
+        (
+            ["promote", "digits-9", "--repository", "none"],
+            "digits-9 is not a release of none; there are none",
+        ),
         (["up", "now"], "'now' is one value too many"),
+        (["up", "--probe-seconds", "0"], "--probe-seconds is 0; must be above 0"),
         (["predict", "a.png", "--url", "localhost"], "--url is localhost; expected host:port"),
         (["predict", "no-such-file.png"], "no-such-file.png: is not a file"),
+        (["predict", "no-such-*.png"], "no-such-*.png: matches no file"),
     ],
 )
 def test_wrong_usage_is_said_in_one_line_and_exits_2(arguments: list[str], words: str) -> None:
@@ -51,7 +65,7 @@ def test_wrong_usage_is_said_in_one_line_and_exits_2(arguments: list[str], words
     assert "Traceback" not in done.stderr
 
 
-@pytest.mark.parametrize("command", ["publish", "up", "smoke", "predict"])
+@pytest.mark.parametrize("command", ["publish", "promote", "rollback", "list", "up", "smoke", "predict"])
 def test_every_command_explains_itself(command: str) -> None:
     done = serve(command, "--help")
     assert done.returncode == 0
@@ -59,6 +73,7 @@ def test_every_command_explains_itself(command: str) -> None:
     assert command in serve("--help").stdout
 
 
+@pytest.mark.integration
 def test_publish_prints_the_release_and_nothing_else(bundle: Bundle, tmp_path: Path) -> None:
     arguments = ["publish", "--bundle", str(bundle.directory), "--repository", "models with space"]
     done = serve(*arguments, cwd=tmp_path)
@@ -152,16 +167,46 @@ def test_the_printed_curl_returns_names_and_ctrl_c_stops_cleanly(
     assert all(is_free(port) for port in ports_in(log.read_text()))
 
 
+def ask_about_slow(protocol: str, url: str) -> None:
+    with CLIENTS[protocol](url) as client:
+        client.classify([SLOW])
+
+
 @pytest.mark.integration
-def test_up_ends_with_an_error_when_triton_dies(release: Release, tmp_path: Path) -> None:
+def test_sigterm_answers_what_is_in_flight_and_does_not_wait_for_idle_clients(
+    slow_release: Release, tmp_path: Path, protocol: str
+) -> None:
+    """The answer to SLOW is that it is no image: what matters is that it comes."""
+    with up(slow_release.directory, tmp_path / "log") as process:
+        http, grpc, _ = ports_in((tmp_path / "log").read_text())
+        url = f"{LOOPBACK}:{http if protocol == 'http' else grpc}"
+        with CLIENTS[protocol](url) as idle, ThreadPoolExecutor() as pool:
+            assert idle.classify([images.flat(2)])[0].label == "2"
+            in_flight = pool.submit(ask_about_slow, protocol, url)
+            triton_log = Path(re.findall(r"its log is (.+)", (tmp_path / "log").read_text())[0])
+            wait_until(lambda: "slow begins" in triton_log.read_text())
+            process.send_signal(signal.SIGTERM)
+            with pytest.raises(RefusedInput, match="NOT_AN_IMAGE"):
+                in_flight.result(timeout=PATIENCE)
+            process.communicate(timeout=PATIENCE)
+    assert process.returncode == 0
+    assert (tmp_path / "log").read_text().endswith("stopped\n")
+
+
+@pytest.mark.integration
+def test_nothing_outlives_up_when_it_is_killed_and_the_next_server_cleans_up(
+    release: Release, tmp_path: Path
+) -> None:
     with up(release.directory, tmp_path / "log") as process:
-        (triton,) = (
-            child for child in psutil.Process(process.pid).children() if child.name() == "tritonserver"
-        )
-        triton.kill()
-        process.communicate(timeout=PATIENCE)
-    assert process.returncode == 1
-    assert "error: Triton ended by itself with status -9" in (tmp_path / "log").read_text()
+        children = psutil.Process(process.pid).children(recursive=True)
+        assert {"haproxy", "tritonserver"} < {child.name() for child in children}
+        (triton,) = (child for child in children if child.name() == "tritonserver")
+        (identity,) = re.findall(r"--id=(\S+)", " ".join(triton.cmdline()))
+        process.kill()
+    wait_until_gone(child.pid for child in children)
+    assert list(shared_memory.DIRECTORY.glob(f"{identity}*"))
+    shared_memory.remove_abandoned()  # as every server does when it starts
+    assert not list(shared_memory.DIRECTORY.glob(f"{identity}*"))
 
 
 def test_up_with_nothing_published_says_what_publishes(tmp_path: Path) -> None:

@@ -7,7 +7,8 @@ import pytest
 import tritonclient.http
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
-from serve.client import Answer, Client, RefusedInput, ServerFailure, ServingError
+from serve.client import Client
+from serve.protocol import Answer, RefusedInput, ServerFailure, ServingError
 from serve.release import Release
 from serve.server import Server, serving
 from tests import images

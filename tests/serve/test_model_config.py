@@ -5,8 +5,8 @@ from google.protobuf import text_format
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from serve import model_config
-from serve.client import DEADLINE_SECONDS
 from serve.model_config import Description, Target
+from serve.protocol import DEADLINE_SECONDS
 from slipway.contract import Preprocessing, Signature
 
 SIGNATURE = Signature(

@@ -72,41 +72,7 @@ def test_another_release_of_the_same_version_stands_beside_the_first(bundle: Bun
     assert first.name == "tiny-1"
     assert second.name.startswith("tiny-1-")
     assert hashing.of_file(first / sealed.MANIFEST) == before
-    assert (tmp_path / "current").resolve() == second
     assert publish(bundle, tmp_path) == first
-    assert (tmp_path / "current").resolve() == first
-
-
-def test_current_is_a_relative_link_so_that_the_repository_can_be_moved(
-    bundle: Bundle, tmp_path: Path
-) -> None:
-    publish(bundle, tmp_path / "here")
-    (tmp_path / "here").rename(tmp_path / "there")
-    assert (tmp_path / "there" / "current").readlink() == Path("releases/tiny-1")
-    assert open_release(tmp_path / "there" / "current").version == 1
-
-
-def test_current_is_never_missing_while_it_moves(
-    bundle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    publish(bundle, tmp_path)
-    replace = Path.replace
-
-    def watched(self: Path, target: Path) -> Path:
-        assert (tmp_path / "current").resolve().name == "tiny-1"
-        return replace(self, target)
-
-    monkeypatch.setattr(Path, "replace", watched)
-    second = publish(bundle, tmp_path, cpus=1)
-    assert (tmp_path / "current").resolve() == second
-    assert not list(tmp_path.glob(".current*"))
-
-
-def test_a_directory_in_the_place_of_the_link_is_not_touched(bundle: Bundle, tmp_path: Path) -> None:
-    (tmp_path / "current").mkdir()
-    with pytest.raises(PublishError, match="current: is not a link; move it away"):
-        publish(bundle, tmp_path)
-    assert (tmp_path / "current").is_dir()
 
 
 def writable_copy(bundle: Bundle, parent: Path) -> Path:
@@ -136,7 +102,7 @@ def test_a_tampered_release_is_refused(bundle: Bundle, tmp_path: Path, file: str
     (release / file).chmod(0o644)
     (release / file).write_bytes((release / file).read_bytes() + b"\n")
     with pytest.raises(SealError, match=f"{file}: differs from the manifest"):
-        open_release(tmp_path / "current")
+        open_release(release)
 
 
 def test_a_damaged_release_is_published_again_beside_it(bundle: Bundle, tmp_path: Path) -> None:
@@ -144,7 +110,7 @@ def test_a_damaged_release_is_published_again_beside_it(bundle: Bundle, tmp_path
     (first / "release.json").unlink()
     second = publish(bundle, tmp_path)
     assert second != first
-    assert open_release(tmp_path / "current").directory == second
+    assert open_release(second).directory == second
 
 
 def test_an_onnx_file_that_is_too_new_for_the_server_is_refused_with_both_numbers(

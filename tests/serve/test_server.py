@@ -6,17 +6,18 @@ import signal
 import socket
 import time
 import urllib.request
-from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
 import psutil
 import pytest
+import tritonclient.http
 
 from serve import repository
 from serve import server as servers
-from serve.client import CLIENTS, HttpClient, ServerFailure
+from serve.client import CLIENTS, HttpClient
 from serve.health import WrongAnswer, check
+from serve.protocol import ServerFailure
 from serve.release import Release, open_release
 from serve.server import TRITON, Ports, PortTaken, Server, ServerError, free_ports, serving
 from slipway import sealed
@@ -31,6 +32,7 @@ from tests.serve.tools import (
     model_processes,
     still_running,
     variant,
+    wait_until_gone,
 )
 
 pytestmark = pytest.mark.integration
@@ -39,13 +41,6 @@ pytestmark = pytest.mark.integration
 def label_of_5(server: Server) -> str:
     with HttpClient(server.http) as client:
         return client.classify([images.flat(5)])[0].label
-
-
-def wait_until_gone(processes: Iterable[int]) -> None:
-    deadline = time.monotonic() + 30
-    while running := [pid for pid in processes if still_running(pid)]:
-        assert time.monotonic() < deadline, f"{running} are still running"
-        time.sleep(0.05)
 
 
 def watch(server: Server) -> None:
@@ -68,6 +63,19 @@ def test_nothing_is_left_behind(release: Release) -> None:
     assert not folder.exists()
     assert all(servers.is_free(port) for port in (server.ports.http, server.ports.grpc, server.ports.metrics))
     sealed.verify(release.directory, "release")  # Triton's byte code did not go into it
+
+
+def test_every_step_has_run_alone_and_in_a_full_batch_before_the_first_request(release: Release) -> None:
+    """Case D11: Triton counts its warm-up as work, and listens only when it is done."""
+    with serving(release) as server, tritonclient.http.InferenceServerClient(server.http) as raw:
+        for model in ("preprocess", "classifier"):
+            (statistics,) = raw.get_inference_statistics(model)["model_stats"]
+            sizes = {
+                entry["batch_size"]: entry["compute_infer"]["count"] for entry in statistics["batch_stats"]
+            }
+            # Every instance warms up; readiness asks twice more for one image.
+            assert sizes.keys() == {1, release.signature.max_batch}
+            assert sizes[release.signature.max_batch] == CPUS
 
 
 def test_a_server_that_does_not_stop_is_killed_with_all_its_processes(

@@ -3,7 +3,8 @@
 import shutil
 import subprocess
 import threading
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +16,8 @@ import psutil
 from google.protobuf import text_format
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
-from serve.client import CLIENTS, Answer, ServingError
+from serve.client import CLIENTS
+from serve.protocol import Answer, ServingError
 from serve.release import KIND, Release, open_release
 from serve.server import Server
 from slipway import sealed
@@ -27,6 +29,9 @@ TRAIN = PROJECT_ROOT / ".venv" / "train"
 SERVE = PROJECT_ROOT / ".venv" / "serve"
 TINY_BUNDLE = PROJECT_ROOT / "tests" / "tiny_bundle.py"
 CPUS = 2
+# What the server of `slow_release` takes its time over, before it refuses it as no image.
+SLOW = b"slow"
+SLOW_SECONDS = 4
 
 
 @dataclass(frozen=True)
@@ -109,3 +114,15 @@ def still_running(pid: int) -> bool:
         return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return False
+
+
+def wait_until(condition: Callable[[], bool], deadline_seconds: float = 120) -> None:
+    deadline = time.monotonic() + deadline_seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def wait_until_gone(processes: Iterable[int]) -> None:
+    own = list(processes)
+    wait_until(lambda: not any(still_running(pid) for pid in own))

@@ -1,8 +1,10 @@
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from slipway.artefact import read_artefacts
 from slipway.bundle import Bundle, open_bundle
 from slipway.sealed import SealError
 from tests.train.conftest import MakeConfig, MakeFolder
@@ -36,13 +38,30 @@ def exported(trained: tuple[Config, Dataset]) -> Path:
 
 
 def test_bundle_carries_its_proof(trained: tuple[Config, Dataset]) -> None:
+    config, folder = trained
+    # One epoch leaves a model that any rounding may upset: what is tested is that it is judged.
+    settings = replace(config.export, formats=("onnx-int8", "onnx"), max_accuracy_drop=100.0, recommend=True)
+    trained = replace(config, export=settings), folder
     directory = exported(trained)
     bundle = open_bundle(directory)
     assert bundle.version == 1
-    assert json.loads((directory / "parity.json").read_text())["verdict"] == "passed"
+    assert [artefact.files for artefact in read_artefacts(directory)] == [
+        ("model.onnx",),
+        ("model.int8.onnx",),
+    ]
+    parity_report = json.loads((directory / "parity.json").read_text())
+    assert parity_report["verdict"] == "passed"
+    assert {check["inputs"] for check in parity_report["checks"]} == {"golden", "nasty", "random"}
+    judged = [(each["artefact"], each["samples"]) for each in parity_report["accuracy"]]
+    assert judged == [("model.onnx", 24), ("model.int8.onnx", 24)]
+    recommendation = json.loads((directory / "recommendation.json").read_text())
+    assert recommendation["recommended"] in {"onnx", "onnx-int8"}
     provenance = json.loads((directory / "provenance.json").read_text())
     assert provenance["dataset_fingerprint"] == trained[1].fingerprint
-    assert provenance["checkpoint"].startswith("step-")
+    assert provenance["checkpoint"] == f"step-{provenance['step']:08d}"
+    assert provenance["weights"] == "raw"
+    assert provenance["metrics"]["split"] == "test"
+    assert provenance["environment"].keys() >= {"versions", "lock_sha256", "git"}
     check_class_names(bundle, trained[1])
     check_nothing_is_done_twice(trained, directory)
 
@@ -63,7 +82,8 @@ def check_nothing_is_done_twice(trained: tuple[Config, Dataset], directory: Path
 def test_failed_gate_publishes_nothing_and_keeps_the_report(
     trained: tuple[Config, Dataset], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(parity.TOLERANCES, "float32", 0.0)
+    nothing = parity.Tolerance(absolute=0.0, relative=0.0, every_input=True)
+    monkeypatch.setitem(parity.TOLERANCES, "float32", nothing)
     with pytest.raises(ParityError, match="Nothing was published"):
         exported(trained)
     config, folder = trained

@@ -5,6 +5,7 @@ import json
 import math
 import os
 import re
+import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from html import unescape
@@ -345,6 +346,47 @@ def test_parity_serving_and_refused_inputs_are_tabulated(inputs: Inputs) -> None
     assert "HTTP 11 11 2.40e-7 412.3 3.21 8.88 gRPC 11 11 2.40e-7 655.1 2.05 5.40" in serving
     assert "empty body 400 EMPTY INVALID_ARGUMENT passed" in serving
     assert "which is not the bundle of this page" not in serving
+
+
+def test_artefacts_their_accuracy_and_the_recommendation_are_tabulated(inputs: Inputs) -> None:
+    judged = {
+        "artefact": "model.int8.onnx",
+        "dtype": "int8",
+        "samples": 200,
+        "accuracy": 0.985,
+        "checkpoint_accuracy": 0.99,
+        "drop": 0.5,
+        "limit": 0.5,
+        "calibration_error": 0.021,
+        "checkpoint_calibration_error": 0.012,
+        "changed": [{"from": "cat", "to": "dog", "images": 3}],
+        "passed": True,
+    }
+    check = {"artefact": "model.int8.onnx", "dtype": "int8", "inputs": "golden", "batch": 1, "passed": True}
+    told = {"reference": "float64", "max_abs": 0.3, "max_relative": 0.02, "top1_agreement": 1.0}
+    measured = {"artefact": "onnx", "ms": {"1": 16.2, "8": 119.0}, "start_ms": 900, "bytes": 46800000}
+    recommendation = {
+        "recommended": "onnx",
+        "by": "median latency",
+        "hardware": {"cpu": "Example 9000", "threads": 2},
+        "measured": [{**measured, "accuracy": 0.99}],
+    }
+    again = inputs.bundle.with_name("2")
+    with sealed.stage(again, kind=bundles.KIND) as staging:
+        shutil.copytree(inputs.bundle, staging, dirs_exist_ok=True)
+        (staging / bundles.PARITY).unlink()
+        parity = json.loads((inputs.bundle / bundles.PARITY).read_text())
+        checks = [*parity["checks"], {**check, **told, "tolerance": None}]
+        sealed.write_json(staging / bundles.PARITY, {**parity, "checks": checks, "accuracy": [judged]})
+        sealed.write_json(staging / "recommendation.json", recommendation)
+        (staging / sealed.MANIFEST).unlink()
+    words = replace(inputs, bundle=again).page().words("parity")
+    assert "model.onnx float32 2 1.23e-6 1e-4 golden passed" in words
+    assert "model.int8.onnx int8 1 0.3 – golden passed" in words
+    assert "model.int8.onnx int8 200 98.5 % 99.0 % 0.50 0.50 2.1 % 1.2 % passed" in words
+    assert "model.int8.onnx cat dog 3" in words
+    assert "Recommended on Example 9000 with 2 threads: onnx, by median latency." in words
+    assert "onnx 99.0 % 16.20 119.00 46.80 0.90" in words
 
 
 def test_a_failed_smoke_test_is_shown_as_failed(inputs: Inputs) -> None:

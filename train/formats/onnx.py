@@ -4,57 +4,47 @@ from pathlib import Path
 
 import onnx
 import torch
-from torch import nn
 
+from slipway import compatibility
 from slipway.compatibility import Compatibility
 from slipway.contract import INPUT, LOGITS, PROBABILITIES
-from slipway.errors import SlipwayError
-from train.model import ImageClassifier, require_eval
+from train.model import require_eval
+from train.servable import ExportError, Servable, Source, capture_error
 
 
-class ExportError(SlipwayError):
-    """The exporter produced something other than what was asked for."""
-
-
-class Servable(nn.Module):
-    """What is exported: uint8 [batch, 3, size, size] -> logits and probabilities, float32 [batch, classes]."""
-
-    def __init__(self, classifier: ImageClassifier) -> None:
-        super().__init__()
-        self.classifier = classifier
-
-    def forward(self, image: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        logits = self.classifier(image)
-        return logits, logits.softmax(dim=1)
-
-
-def write_onnx(
-    classifier: ImageClassifier, path: Path, *, image_size: int, max_batch: int, pins: Compatibility
-) -> None:
+def write(source: Source, path: Path, _precision: str) -> None:
     """Export a classifier that is in eval mode to `path`, a single file.
 
     Raises:
         TrainingModeError: the model, or a part of it, is in training mode.
         ExportError: the file has another opset, IR version, or input shape than declared.
     """
-    require_eval(classifier)
+    require_eval(source.classifier)
     # A batch of 1 would be taken for a constant.
-    example = torch.zeros(2, 3, image_size, image_size, dtype=torch.uint8)
-    with torch.no_grad():
-        program = torch.onnx.export(
-            Servable(classifier).eval(),
-            (example,),
-            input_names=[INPUT],
-            output_names=[LOGITS, PROBABILITIES],
-            dynamic_shapes={"image": {0: torch.export.Dim("batch", min=1, max=max_batch)}},
-            opset_version=pins.export.opset,
-            dynamo=True,
-            verbose=False,
-        )
+    example = torch.zeros(2, 3, source.image_size, source.image_size, dtype=torch.uint8)
+    try:
+        with torch.no_grad():
+            program = torch.onnx.export(
+                Servable(source.classifier).eval(),
+                (example,),
+                input_names=[INPUT],
+                output_names=[LOGITS, PROBABILITIES],
+                dynamic_shapes={INPUT: {0: torch.export.Dim("batch", min=1, max=source.max_batch)}},
+                opset_version=compatibility.load().export.opset,
+                dynamo=True,
+                verbose=False,
+            )
+    except Exception as error:
+        raise capture_error(error) from error
     assert program is not None
     model = program.model_proto
+    save(model, path)
+
+
+def save(model: onnx.ModelProto, path: Path) -> None:
+    """Strip, check, and write as one file. Raises ExportError."""
     _strip(model)
-    _check(model, pins)
+    _check(model, compatibility.load())
     path.write_bytes(model.SerializeToString(deterministic=True))
 
 

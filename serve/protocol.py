@@ -1,0 +1,276 @@
+"""What every client does in the same way: limits, deadlines, repetitions, and what answers and errors mean.
+
+Used by serve.client and serve.async_client, whose clients differ in how they wait and in nothing else.
+"""
+
+import random
+import re
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import tritonclient.grpc
+import tritonclient.http
+from tritonclient.utils import InferenceServerException
+
+from serve.model_config import ENCODED, RELEASE
+from slipway.contract import LOGITS, PROBABILITIES, Preprocessing
+from slipway.errors import SlipwayError
+
+# The server refuses larger images as well, but only after they have travelled. It is the contract's default.
+MAX_IMAGE_BYTES = Preprocessing.max_bytes
+# Of all images of a request together; serve.front refuses more, where it stands between us and the server.
+MAX_REQUEST_BYTES = 256 * 2**20
+CONNECT_SECONDS = 5.0
+# Longer than the server lets a request wait in its queues (serve.model_config), so that it is the server that
+# says "overloaded" and not our deadline.
+DEADLINE_SECONDS = 30.0
+# Before a request is sent again; each pause is up to twice as long as the one before, and random, so that clients
+# that were refused together do not come back together.
+FIRST_PAUSE_SECONDS = 0.1
+LONGEST_PAUSE_SECONDS = 2.0
+
+
+class ServingError(SlipwayError):
+    """A request without an answer. `status` is what the server gave for it, such as "400"; empty if nothing.
+
+    repeatable: whether the server has certainly not begun to work on it, so that it may be sent again: what has
+        brought one server down would otherwise be sent to the next.
+    """
+
+    repeatable = False
+
+    def __init__(self, message: str, status: str = "") -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class Unreachable(ServingError):
+    """No server there, or it went away before it answered."""
+
+    def __init__(self, message: str, status: str = "", *, sent: bool = True) -> None:
+        super().__init__(message, status)
+        self.repeatable = not sent
+
+
+class DeadlineExceeded(ServingError):
+    """No answer in time. The server may still be working on the request: it is not told."""
+
+
+class Overloaded(ServingError):
+    """The server's queue is full or the request waited there too long: try again later, more slowly."""
+
+    repeatable = True
+
+
+class UnknownModel(ServingError):
+    """The server does not have this model or this version of it."""
+
+
+class ServerFailure(ServingError):
+    """The server could not do its work. Its log says more."""
+
+
+class RefusedInput(ServingError):
+    """The request itself is at fault. `code` is that of slipway.preprocessing.ImageError, or INVALID_REQUEST."""
+
+    def __init__(self, message: str, status: str, code: str) -> None:
+        super().__init__(message, status)
+        self.code = code
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """What the server says about one image.
+
+    top: the most probable classes with their probabilities, best first.
+    probabilities: float32 [classes], in the order of training.
+    release: which bundle answered, e.g. `digits/3@9f86d081884c`.
+    """
+
+    top: tuple[tuple[str, float], ...]
+    probabilities: npt.NDArray[np.float32]
+    release: str
+    model_version: str
+
+    @property
+    def label(self) -> str:
+        return self.top[0][0]
+
+    @property
+    def probability(self) -> float:
+        return self.top[0][1]
+
+
+class ClientSettings:
+    """What all clients are made from.
+
+    url: host:port.
+    version: of the model; empty for the one that is served.
+    connect_seconds: how long to wait for a connection.
+    deadline_seconds: how long a call may take, with all its repetitions.
+    retries: how often a request is sent again that the server has not begun to work on.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        version: str = "",
+        connect_seconds: float = CONNECT_SECONDS,
+        deadline_seconds: float = DEADLINE_SECONDS,
+        retries: int = 0,
+    ) -> None:
+        self._url = url
+        self._version = version
+        self._connect_seconds = connect_seconds
+        self._deadline_seconds = deadline_seconds
+        self._retries = retries
+        self._open()
+
+    def _open(self) -> None:
+        """Make what a client talks with. It need not connect yet."""
+        raise NotImplementedError
+
+    def _deadline_exceeded(self) -> DeadlineExceeded:
+        return DeadlineExceeded(
+            f"{self._url}: no answer within {self._deadline_seconds:g} s; the server may still be working on it"
+        )
+
+
+class Patience:
+    """What is left of one call: time, and repetitions."""
+
+    def __init__(self, deadline_seconds: float, retries: int) -> None:
+        self._end = time.monotonic() + deadline_seconds
+        self._retries = retries
+        self._longest_pause = FIRST_PAUSE_SECONDS
+
+    @property
+    def seconds(self) -> float:
+        """Above 0, because a deadline of 0 means none to some."""
+        return max(0.001, self._end - time.monotonic())
+
+    def pause_after(self, error: ServingError) -> float:
+        """Seconds to wait before sending again. Raises `error` if it must not be, or there is no time for it."""
+        pause = random.uniform(self._longest_pause / 2, self._longest_pause)
+        if not error.repeatable or self._retries == 0 or pause >= self.seconds:
+            raise error
+        self._retries -= 1
+        self._longest_pause = min(LONGEST_PAUSE_SECONDS, 2 * self._longest_pause)
+        return pause
+
+
+def tensor(images: Sequence[bytes]) -> npt.NDArray[np.object_]:
+    """Object [images, 1]. Raises RefusedInput if they are too large; nothing was sent then.
+
+    Never numpy's own bytes type: it drops zeros at the end (triton server PR 2551).
+    """
+    for index, data in enumerate(images):
+        if len(data) > MAX_IMAGE_BYTES:
+            raise _too_many_bytes(f"image {index} has", len(data), MAX_IMAGE_BYTES)
+    if (total := sum(map(len, images))) > MAX_REQUEST_BYTES:
+        raise _too_many_bytes(f"the {len(images)} images have together", total, MAX_REQUEST_BYTES)
+    result = np.empty((len(images), 1), dtype=np.object_)
+    result[:, 0] = images
+    return result
+
+
+def _too_many_bytes(what: str, found: int, limit: int) -> RefusedInput:
+    message = f"TOO_MANY_BYTES: {what} {found:,} bytes; the limit is {limit:,}. It was not sent"
+    return RefusedInput(message, status="", code="TOO_MANY_BYTES")
+
+
+def request(module: ModuleType, images: npt.NDArray[np.object_], top: int) -> tuple[list[Any], list[Any]]:
+    """Inputs and outputs of a request, made of the classes of `tritonclient.http` or `tritonclient.grpc`."""
+    encoded = module.InferInput(ENCODED, list(images.shape), "BYTES")
+    encoded.set_data_from_numpy(images)
+    # Classification is Triton's own: it makes the server answer with names from the label file.
+    outputs = [
+        module.InferRequestedOutput(PROBABILITIES),
+        module.InferRequestedOutput(LOGITS, class_count=top),
+        module.InferRequestedOutput(RELEASE),
+    ]
+    return [encoded], outputs
+
+
+def http_answers(result: tritonclient.http.InferResult) -> list[Answer]:
+    return _answers(result.as_numpy, result.get_response()["model_version"])
+
+
+def grpc_answers(result: tritonclient.grpc.InferResult) -> list[Answer]:
+    return _answers(result.as_numpy, result.get_response().model_version)
+
+
+def http_error(url: str, error: InferenceServerException) -> ServingError:
+    """What an answer that is none means, over HTTP."""
+    if error.debug_details() is not None:  # the body, where it is not what Triton would say
+        return ServerFailure(
+            f"{url}: answers with HTTP status {error.status()}, but not as Triton does; is this its HTTP port?",
+            error.status(),
+        )
+    return _error(url, error, {"404": UnknownModel, "503": Overloaded})
+
+
+def grpc_error(url: str, error: InferenceServerException) -> ServingError:
+    """What an answer that is none means, over gRPC; a deadline that has passed is not among it."""
+    return _error(url, error, {"NOT_FOUND": UnknownModel, "UNAVAILABLE": Unreachable})
+
+
+def deadline_has_passed(error: InferenceServerException) -> bool:
+    return error.status() == "StatusCode.DEADLINE_EXCEEDED"
+
+
+def no_grpc_server(url: str, error: InferenceServerException) -> Unreachable:
+    return Unreachable(f"{url}: no server answers there over gRPC ({error.message()})", sent=False)
+
+
+# Of a gRPC channel.
+CHANNEL = [
+    ("grpc.max_send_message_length", -1),
+    ("grpc.max_receive_message_length", -1),
+    # gRPC alone would send even a request to 127.0.0.1 to the proxy that http_proxy names; HTTP does not.
+    ("grpc.enable_http_proxy", 0),
+]
+_REFUSED = ("400", "413", "INVALID_ARGUMENT")
+# Over gRPC a full queue has the same status as a lost connection; only Triton's words tell them apart.
+_QUEUE_MESSAGES = ("Exceeds maximum queue size", "Request timeout expired")
+# What serve/models/preprocess.py answers, behind Triton's "in ensemble 'classify', ".
+_CODED_MESSAGE = re.compile(r"(?:^|, )(?P<code>[A-Z][A-Z_]+): (?P<reason>.*)", re.DOTALL)
+
+
+def _answers(output: Callable[[str], npt.NDArray[Any]], model_version: str) -> list[Answer]:
+    """One Answer for each image of a response; `output` gives an output by its name."""
+    probabilities, ranking, releases = output(PROBABILITIES), output(LOGITS), output(RELEASE)
+    return [
+        Answer(
+            top=tuple(_named(entry, own) for entry in ranks),
+            probabilities=own,
+            release=release.decode(),
+            model_version=model_version,
+        )
+        for own, ranks, (release,) in zip(probabilities, ranking, releases, strict=True)
+    ]
+
+
+def _named(entry: bytes, probabilities: npt.NDArray[np.float32]) -> tuple[str, float]:
+    """Triton's `<logit>:<index>:<name>` as (name, probability)."""
+    _, index, name = entry.decode().split(":", 2)
+    return name, float(probabilities[int(index)])
+
+
+def _error(url: str, error: InferenceServerException, causes: dict[str, type[ServingError]]) -> ServingError:
+    status = (error.status() or "").removeprefix("StatusCode.")
+    message = error.message()
+    if any(words in message for words in _QUEUE_MESSAGES):
+        return Overloaded(f"{url}: {message}", status)
+    if status in _REFUSED:
+        coded = _CODED_MESSAGE.search(message)
+        if coded:
+            return RefusedInput(f"{coded['code']}: {coded['reason']}", status, coded["code"])
+        return RefusedInput(f"INVALID_REQUEST: {message}", status, "INVALID_REQUEST")
+    return causes.get(status, ServerFailure)(f"{url}: {message}", status)

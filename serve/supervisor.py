@@ -1,0 +1,318 @@
+"""Keep a release served: behind one address, whatever happens to the server, and whichever release is wanted.
+
+Everything happens in one loop of one thread, in small steps: watch what serves, watch which release is wanted,
+bring a candidate up, move the traffic, let the one before finish. A candidate is a server that gets no request yet:
+the replacement of one that is not well, or the first of another release. It takes over when it has answered golden
+images over both protocols, and not before, so nothing that cannot answer ever replaces something that can.
+"""
+
+import logging
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from serve import health
+from serve import server as servers
+from serve.front import Front, FrontFailure
+from serve.health import WrongAnswer
+from serve.protocol import DeadlineExceeded, Overloaded, ServingError
+from serve.release import Release, open_release
+from serve.server import PortTaken, Server, ServerError
+from slipway.errors import SlipwayError
+
+TICK_SECONDS = 0.1
+# Two in a row, because one may have met a machine that was busy with something else.
+FAILED_PROBES = 2
+# The first replacement comes at once, the next ones in a row after 1, 2, 4, ... seconds. A server that has been
+# well for long enough ends the row.
+FIRST_PAUSE_SECONDS = 1.0
+LONGEST_PAUSE_SECONDS = 60.0
+STEADY_SECONDS = 30.0
+# Requests that a server still has when another one takes over get this long.
+RETIRE_SECONDS = 30
+# After that the server is kept as it is, so that a rollback finds it running.
+STANDBY_SECONDS = 60
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(kw_only=True)
+class Serving:
+    """The server that gets the requests.
+
+    sick: it is to be replaced. failed_probes: in a row.
+    """
+
+    server: Server
+    since: float
+    next_probe: float
+    sick: bool = False
+    failed_probes: int = 0
+
+
+@dataclass(kw_only=True)
+class Candidate:
+    """A server that takes over as soon as it answers, which it should before `give_up_at`.
+
+    standby: it has served before.
+    """
+
+    server: Server
+    give_up_at: float
+    standby: bool = False
+
+
+@dataclass(kw_only=True)
+class Retired:
+    """A server that gets no new requests: it stops after `keep_until`, when it has answered those it still has.
+
+    standby: it was well, and may serve again. drain_until: when it stops all the same. kill_at: set when it was
+    asked to stop.
+    """
+
+    server: Server
+    standby: bool
+    keep_until: float
+    drain_until: float
+    kill_at: float | None = None
+
+
+def pause_before(replacement: int) -> float:
+    """Seconds to wait before the n-th replacement in a row, counted from 1."""
+    if replacement == 1:
+        return 0.0
+    # The exponent is bounded, because a number of replacements is not.
+    return min(LONGEST_PAUSE_SECONDS, FIRST_PAUSE_SECONDS * 2.0 ** min(replacement - 2, 32))
+
+
+class Supervisor:
+    """Serves what `link` leads to, behind `front`: `start`, `run` until interrupted, and `stop` in any case.
+
+    Args:
+        link: a release, or a link to one that may be moved to another while we run.
+        probe_seconds: how often the server is asked for a golden image over both protocols.
+    """
+
+    def __init__(self, front: Front, link: Path, probe_seconds: float) -> None:
+        self._front = front
+        self._link = link
+        self._probe_seconds = probe_seconds
+        self._serving: Serving | None = None
+        self._candidate: Candidate | None = None
+        self._retired: list[Retired] = []
+        # What the link led to when we last looked; it may have been refused since.
+        self._wanted: Path | None = None
+        self._replacements_in_a_row = 0
+        self._replace_at = 0.0
+
+    @property
+    def server(self) -> Server:
+        """The one that gets the requests. Only after `start`."""
+        assert self._serving is not None
+        return self._serving.server
+
+    def start(self) -> None:
+        """Serve. Raises SlipwayError if the release cannot be served."""
+        while self._serving is None:
+            self.step()
+            time.sleep(TICK_SECONDS)
+
+    def run(self) -> None:
+        """Go on serving until a signal raises KeyboardInterrupt."""
+        while True:
+            self.step()
+            time.sleep(TICK_SECONDS)
+
+    def stop(self) -> None:
+        """Answer the requests in flight, take no others, and leave nothing behind."""
+        others = [part.server for part in (self._candidate, *self._retired) if part is not None]
+        own = [] if self._serving is None else [self._serving.server]
+        try:
+            self._front.stop()
+            for server in own:
+                server.stop()
+        finally:  # also when a second signal does not want to wait
+            for server in [*own, *others]:
+                server.kill()
+
+    def step(self) -> None:
+        """Look after everything once. Takes as long as a probe at most."""
+        try:
+            self._front.raise_if_ended()
+            self._watch_link()
+            self._watch_server()
+            self._advance_candidate()
+            self._let_retired_go()
+        except FrontFailure as error:
+            logger.warning("WARNING: %s\nstarting it again", error)
+            self._front.restart()
+            if self._serving is not None:
+                self._front.point_at(self._serving.server)
+
+    def _watch_link(self) -> None:
+        wanted = self._link.resolve()
+        if wanted == self._wanted:
+            return
+        self._wanted = wanted
+        try:
+            release = open_release(wanted)
+        except SlipwayError as error:
+            self._refuse(wanted, error)
+            return
+        if self._candidate is not None:
+            logger.info("%s is not wanted any more", self._candidate.server.release.directory.name)
+            self._candidate.server.kill()
+            self._candidate = None
+        if self._serving is None or self._serving.server.release.directory != release.directory:
+            self._bring_up(release)
+
+    def _watch_server(self) -> None:
+        """Find out whether the server is well, and start another one in its place if it is not."""
+        if self._serving is None:
+            return
+        now = time.monotonic()
+        if self._serving.sick:
+            # A candidate of another release is as good a remedy.
+            if self._candidate is None and now >= self._replace_at:
+                self._bring_up(self._serving.server.release)
+            return
+        try:
+            self._serving.server.raise_if_crippled()
+            if now >= self._serving.next_probe:
+                self._probe(self._serving)
+        except (ServerError, ServingError, WrongAnswer) as error:
+            self._serving.sick = True
+            self._replace_later(error)
+            if isinstance(error, WrongAnswer):
+                self._front.point_at_nobody()
+
+    def _probe(self, serving: Serving) -> None:
+        """Ask for golden images. Raises WrongAnswer at once, ServingError when it has happened often enough."""
+        serving.next_probe = time.monotonic() + self._probe_seconds
+        deadline = self._probe_seconds / len(serving.server.urls)
+        try:
+            before = health.load(serving.server.metrics, deadline)
+            try:
+                serving.server.probe(deadline)
+            except (DeadlineExceeded, Overloaded):
+                # A server that is given more than it can do is late as well; a new one would be no better off.
+                after = health.load(serving.server.metrics, deadline)
+                if after.waiting == 0 or after.answered == before.answered:
+                    raise
+        except ServingError:
+            serving.failed_probes += 1
+            if serving.failed_probes >= FAILED_PROBES:
+                raise
+        else:
+            serving.failed_probes = 0
+
+    def _replace_later(self, reason: SlipwayError) -> None:
+        """Once more, after a pause that grows with every replacement in a row."""
+        assert self._serving is not None
+        now = time.monotonic()
+        if now - self._serving.since > STEADY_SECONDS:
+            self._replacements_in_a_row = 0
+        self._replacements_in_a_row += 1
+        pause = pause_before(self._replacements_in_a_row)
+        self._replace_at = now + pause
+        logger.warning(
+            "WARNING: %s: %s\nstarting another server in %g s (replacement %d in a row)",
+            self._serving.server.release.identity,
+            reason,
+            pause,
+            self._replacements_in_a_row,
+        )
+
+    def _bring_up(self, release: Release) -> None:
+        """Make a candidate: the server of before, if it is still there, or a new one."""
+        give_up_at = time.monotonic() + servers.START_SECONDS
+        for retired in self._retired:
+            same = retired.server.release.directory == release.directory
+            if same and retired.standby and retired.kill_at is None:
+                self._retired.remove(retired)
+                self._candidate = Candidate(server=retired.server, give_up_at=give_up_at, standby=True)
+                return
+        try:
+            server = servers.start(release, servers.free_ports())
+        except SlipwayError as error:
+            self._give_up(release, error)
+        else:
+            self._candidate = Candidate(server=server, give_up_at=give_up_at)
+
+    def _advance_candidate(self) -> None:
+        if self._candidate is None:
+            return
+        candidate, server = self._candidate, self._candidate.server
+        try:
+            if server.answers():
+                self._candidate = None
+                self._take_over(server)
+            elif time.monotonic() > candidate.give_up_at:
+                raise ServerError(f"Triton did not answer in time{server.log_tail()}")
+        except (ServerError, ServingError, WrongAnswer) as error:
+            self._candidate = None
+            server.kill()
+            if candidate.standby:
+                logger.info("%s from before is not well any more: %s", server.release.directory.name, error)
+                self._bring_up(server.release)
+            else:
+                self._give_up(server.release, error)
+
+    def _take_over(self, server: Server) -> None:
+        now = time.monotonic()
+        before = self._serving
+        self._serving = Serving(server=server, since=now, next_probe=now + self._probe_seconds)
+        self._replace_at = 0.0
+        for older in self._retired:  # one that stands by is enough
+            older.keep_until = min(older.keep_until, now)
+        if before is not None:
+            keep_until = now if before.sick else now + STANDBY_SECONDS
+            self._retired.append(
+                Retired(
+                    server=before.server,
+                    standby=not before.sick,
+                    keep_until=keep_until,
+                    drain_until=keep_until + RETIRE_SECONDS,
+                )
+            )
+        self._front.point_at(server)
+        logger.info(
+            "serving %s (%s) from process %d; its log is %s",
+            server.release.identity,
+            server.release.directory.name,
+            server.pid,
+            server.log,
+        )
+
+    def _give_up(self, release: Release, reason: SlipwayError) -> None:
+        """A candidate has failed. Raises the reason if there is nothing that could go on."""
+        if isinstance(reason, PortTaken):
+            logger.info("%s; taking others", reason)
+            self._bring_up(release)
+        elif self._serving is not None and self._serving.server.release.directory == release.directory:
+            self._replace_later(reason)
+        else:
+            self._refuse(release.directory, reason)
+
+    def _refuse(self, directory: Path, reason: SlipwayError) -> None:
+        if self._serving is None:
+            raise reason
+        logger.error(
+            "ERROR: %s is refused: %s\nstill serving %s",
+            directory,
+            reason,
+            self._serving.server.release.directory.name,
+        )
+
+    def _let_retired_go(self) -> None:
+        now = time.monotonic()
+        for retired in list(self._retired):
+            if retired.kill_at is not None:
+                if retired.server.ended or now >= retired.kill_at:
+                    retired.server.kill()
+                    self._retired.remove(retired)
+            elif now >= retired.drain_until or (
+                now >= retired.keep_until and self._front.in_flight(retired.server) == 0
+            ):
+                retired.server.ask_to_stop()
+                retired.kill_at = now + servers.STOP_SECONDS

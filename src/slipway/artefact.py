@@ -1,0 +1,121 @@
+"""The artefacts of a bundle: in which formats the model is there, which files each has, and where each may run.
+
+`model.onnx` is always one of them, and the one that is served: the bundle's `default`.
+"""
+
+import json
+import platform
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from slipway.errors import SlipwayError
+from slipway.sealed import write_json
+
+ARTEFACTS = "artefacts.json"
+FORMAT = "slipway-artefacts/1"
+DEFAULT = "onnx"
+
+# Instruction sets that a compiler may use where it finds them; the rest of /proc/cpuinfo is of no concern to it.
+_INSTRUCTION_SETS = ("amx", "avx", "bmi", "f16c", "fma", "gfni", "sse4", "vaes", "vpclmul")
+
+
+class ArtefactError(SlipwayError):
+    """An artefact that is not there, or that must not be loaded on this machine."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Artefact:
+    """One format of the exported model.
+
+    name: as in `export.formats`, such as `openvino-int8`.
+    runtime: what loads it: onnxruntime, openvino, torch.export, torchscript or aoti.
+    precision: of the arithmetic: float32, bfloat16 or int8. Outputs are float32 whatever it is.
+    files: relative to the bundle; the first one is what the runtime is given.
+    settings: options that the runtime must be given to compute in this precision.
+    requires: what this machine must have. `machine`: such as x86_64. `instructions`: of the CPU, all of these. Any
+        other key is a package with its exact version. Empty for formats that run anywhere.
+    """
+
+    name: str
+    runtime: str
+    precision: str
+    files: tuple[str, ...]
+    settings: Mapping[str, str] = field(default_factory=dict)
+    requires: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def file(self) -> str:
+        return self.files[0]
+
+
+def write_artefacts(directory: Path, artefacts: list[Artefact]) -> None:
+    content = {
+        "format": FORMAT,
+        "default": DEFAULT,
+        "artefacts": [asdict(artefact) for artefact in artefacts],
+    }
+    write_json(directory / ARTEFACTS, content)
+
+
+def read_artefacts(directory: Path) -> tuple[Artefact, ...]:
+    """The artefacts of a bundle. Raises ArtefactError if the list is missing or makes no sense."""
+    path = directory / ARTEFACTS
+    try:
+        content = json.loads(path.read_bytes())
+        if content["format"] != FORMAT:
+            raise ArtefactError(f"{path}: has format {content['format']!r}; this Slipway reads {FORMAT!r}")
+        artefacts = tuple(
+            Artefact(**{**entry, "files": tuple(entry["files"])}) for entry in content["artefacts"]
+        )
+    except FileNotFoundError:
+        raise ArtefactError(
+            f"{path}: is not there; the bundle was exported before there was more than ONNX"
+        ) from None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ArtefactError(f"{path}: cannot be read as a list of artefacts ({error!r})") from error
+    for name in (name for each in artefacts for name in each.files):
+        if Path(name).name != name or not (directory / name).is_file():
+            raise ArtefactError(f"{path}: lists {name!r}, which is no file of this bundle")
+    if DEFAULT not in {artefact.name for artefact in artefacts}:
+        raise ArtefactError(f"{path}: lists no artefact {DEFAULT!r}, which is the one that is served")
+    return artefacts
+
+
+def require_runs_here(artefact: Artefact) -> None:
+    """Raises ArtefactError if this machine lacks what the artefact was built for. Nothing is loaded to find out.
+
+    Loading it would not fail in words: code for another CPU dies of an illegal instruction.
+    """
+    for what, wanted in artefact.requires.items():
+        if what == "instructions":
+            missing = sorted(set(wanted) - set(instructions()))
+            has, needs = f"has no {', '.join(missing)}", ", ".join(missing)
+        else:
+            found = platform.machine() if what == "machine" else _installed(what)
+            missing = [] if found == wanted else [wanted]
+            has, needs = f"has {found or 'none'}", f"{what} {wanted}"
+        if missing:
+            raise ArtefactError(
+                f"{artefact.name} ({artefact.file}): was built for {needs}, and this machine {has}; export it again "
+                "on a machine like the one it will run on"
+            )
+
+
+def instructions() -> list[str]:
+    """The instruction sets of this CPU that a compiler would make use of, by their names in /proc/cpuinfo."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="ascii", errors="replace").splitlines()
+    except OSError:  # not Linux
+        return []
+    flags = next((line.partition(":")[2].split() for line in lines if line.startswith("flags")), [])
+    return sorted(flag for flag in flags if flag.startswith(_INSTRUCTION_SETS))
+
+
+def _installed(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None

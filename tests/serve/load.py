@@ -1,0 +1,108 @@
+"""Steady load on a service, with every answer checked against what its release has to say."""
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Self
+
+from serve.client import CLIENTS
+from serve.protocol import ServingError
+from tests import images
+
+PAUSE_SECONDS = 0.02
+DEADLINE_SECONDS = 60.0
+
+
+@dataclass
+class Client:
+    """What one client has seen, in seconds of the monotonic clock. `release`: of its last answer."""
+
+    protocol: str
+    fresh: bool
+    answered: list[float] = field(default_factory=list)
+    errors: list[tuple[float, ServingError]] = field(default_factory=list)
+    release: str = ""
+
+
+class Load:
+    """Closed loops over both protocols, on kept and on fresh connections, for as long as a `with` block lasts.
+
+    Args:
+        urls: protocol -> host:port.
+        labels: release -> what it calls an image of colour 0, of colour 1, ...
+
+    wrong: a sentence for each answer that is not its release's, and for each failure without a type.
+    """
+
+    def __init__(self, urls: Mapping[str, str], labels: Mapping[str, list[str]]) -> None:
+        self._urls = urls
+        self._labels = labels
+        self._stop = threading.Event()
+        self.wrong: list[str] = []
+        self.clients = [Client(protocol, fresh) for protocol in CLIENTS for fresh in (False, True)]
+        self._threads = [threading.Thread(target=self._run, args=(client,)) for client in self.clients]
+
+    def __enter__(self) -> Self:
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stop.set()
+        for thread in self._threads:
+            thread.join()
+
+    def all_well_since(self, start: float, answers: int = 20) -> bool:
+        """Whether every client has had so many answers in a row, the first of them after `start`."""
+        return all(
+            len([moment for moment in client.answered if moment > max(start, self._last_error(client))])
+            >= answers
+            for client in self.clients
+        )
+
+    def errors_since(self, start: float) -> "Counter[str]":
+        return Counter(
+            type(error).__name__
+            for client in self.clients
+            for moment, error in client.errors
+            if moment > start
+        )
+
+    def seconds_of_errors(self, start: float) -> float:
+        """From `start` until the last error of any client."""
+        return max(0.0, max(self._last_error(client) for client in self.clients) - start)
+
+    def only_answered_by(self, release: str) -> bool:
+        """Whether the last answer of every client came from this release."""
+        return all(client.release == release for client in self.clients)
+
+    @staticmethod
+    def _last_error(client: Client) -> float:
+        return client.errors[-1][0] if client.errors else 0.0
+
+    def _run(self, client: Client) -> None:
+        make, url = CLIENTS[client.protocol], self._urls[client.protocol]
+        connection = make(url, deadline_seconds=DEADLINE_SECONDS)
+        sent = 0
+        while not self._stop.wait(PAUSE_SECONDS):
+            if client.fresh:
+                connection.close()
+                connection = make(url, deadline_seconds=DEADLINE_SECONDS)
+            colour, sent = sent % len(images.COLOURS), sent + 1
+            try:
+                (answer,) = connection.classify([images.flat(colour)])
+            except ServingError as error:
+                client.errors.append((time.monotonic(), error))
+            except Exception as error:  # noqa: BLE001 - that is what is looked for
+                self.wrong.append(f"{client.protocol}: an error without a type: {error!r}")
+            else:
+                client.answered.append(time.monotonic())
+                client.release = answer.release
+                if answer.label != self._labels[answer.release][colour]:
+                    self.wrong.append(f"{answer.release} calls colour {colour} {answer.label!r}")
+        connection.close()

@@ -1,0 +1,109 @@
+"""One address, whichever server is behind it."""
+
+import http.client
+import json
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from serve import front as fronts
+from serve.client import CLIENTS, HttpClient
+from serve.front import Front, FrontFailure
+from serve.protocol import MAX_IMAGE_BYTES, MAX_REQUEST_BYTES, Overloaded, Unreachable
+from serve.server import LOOPBACK, PortTaken, Server, free_ports
+from tests import images
+from tests.serve.tools import still_running, wait_until
+
+pytestmark = pytest.mark.integration
+
+
+@pytest.fixture
+def front(server: Server) -> Iterator[Front]:
+    with Front(free_ports()) as running:
+        running.point_at(server)
+        yield running
+
+
+def test_it_passes_on_requests_over_both_protocols_and_metrics(front: Front, server: Server) -> None:
+    for protocol, url in (("http", front.http), ("grpc", front.grpc)):
+        with CLIENTS[protocol](url) as client:
+            assert client.classify([images.flat(7)])[0].label == "7"
+            assert client.server_version() == "2.51.0"
+    connection = http.client.HTTPConnection(front.metrics, timeout=30)
+    connection.request("GET", "/metrics")
+    assert b"nv_inference_count" in connection.getresponse().read()
+    connection.close()
+    wait_until(lambda: front.in_flight(server) == 0)
+
+
+def test_an_image_of_the_limit_is_passed_on(front: Front, protocol: str) -> None:
+    """Case D17: zeros after the end of a JPEG are no part of the image."""
+    image = images.flat(2, "JPEG")
+    padded = image + bytes(MAX_IMAGE_BYTES - len(image))
+    with CLIENTS[protocol](getattr(front, protocol)) as client:
+        assert client.classify([padded])[0].label == "2"
+
+
+def test_without_a_server_it_says_so_as_triton_would(protocol: str) -> None:
+    """gRPC has one status for "no server" and "not now"."""
+    expected = {"http": Overloaded, "grpc": Unreachable}[protocol]
+    with (
+        Front(free_ports()) as front,
+        CLIENTS[protocol](getattr(front, protocol)) as client,
+        pytest.raises(expected),
+    ):
+        client.classify([images.flat(1)])
+
+
+def test_a_request_over_the_limit_is_refused_before_it_is_read(front: Front) -> None:
+    """Case D17: the head alone says how long the body would be."""
+    connection = http.client.HTTPConnection(front.http, timeout=30)
+    connection.putrequest("POST", "/v2/models/classify/infer")
+    connection.putheader("Content-Length", str(MAX_REQUEST_BYTES + 1))
+    connection.endheaders()
+    response = connection.getresponse()
+    assert response.status == 413
+    assert f"more than {MAX_REQUEST_BYTES} bytes" in json.loads(response.read())["error"]
+    connection.close()
+
+
+def test_a_half_sent_request_disturbs_nobody(front: Front) -> None:
+    half = b"POST /v2/models/classify/infer HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\nhalf"
+    with socket.create_connection((LOOPBACK, front.ports.http), timeout=60) as connection:
+        connection.sendall(half)
+        with HttpClient(front.http) as client:
+            assert client.classify([images.flat(3)])[0].label == "3"
+
+
+def test_a_port_that_is_taken_is_named() -> None:
+    ports = free_ports()
+    with (
+        socket.create_server((LOOPBACK, ports.grpc)),
+        pytest.raises(PortTaken, match=f"port {ports.grpc} is in use"),
+    ):
+        Front(ports)
+
+
+def test_a_port_that_is_lost_before_haproxy_takes_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fronts, "is_free", lambda _: True)
+    ports = free_ports()
+    with (
+        socket.create_server((LOOPBACK, ports.grpc)),
+        pytest.raises(FrontFailure, match=f"(?s)ended by itself .*{LOOPBACK}:{ports.grpc}"),
+    ):
+        Front(ports)
+
+
+def test_without_haproxy_it_says_what_brings_it(tmp_path: Path) -> None:
+    with pytest.raises(FrontFailure, match="haproxy: HAProxy is missing; `make setup` puts it there"):
+        Front(free_ports(), haproxy=tmp_path / "haproxy")
+
+
+def test_nothing_is_left_behind() -> None:
+    with Front(free_ports()) as front:
+        pid, folder = front._process.pid, Path(front._folder.name)
+        assert folder.is_dir()
+    assert not still_running(pid)
+    assert not folder.exists()

@@ -1,0 +1,62 @@
+"""How long, how often and how much, before anything is sent."""
+
+import pytest
+
+from serve import protocol
+from serve.protocol import (
+    DeadlineExceeded,
+    Overloaded,
+    Patience,
+    RefusedInput,
+    ServerFailure,
+    ServingError,
+    Unreachable,
+)
+
+
+def test_zeros_at_the_end_of_an_image_are_sent() -> None:
+    """Case D08."""
+    tensor = protocol.tensor([b"image\0\0", b"\0", b""])
+    assert tensor.shape == (3, 1)
+    assert tensor[:, 0].tolist() == [b"image\0\0", b"\0", b""]
+
+
+def test_more_bytes_than_a_request_may_have_are_named_with_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Case D17."""
+    monkeypatch.setattr(protocol, "MAX_REQUEST_BYTES", 2500)
+    words = "the 3 images have together 3,000 bytes; the limit is 2,500. It was not sent"
+    with pytest.raises(RefusedInput, match=words) as refused:
+        protocol.tensor([bytes(1000)] * 3)
+    assert refused.value.code == "TOO_MANY_BYTES"
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        Unreachable("gone in the middle of it"),
+        DeadlineExceeded("late"),
+        ServerFailure("broken", "500"),
+        RefusedInput("bad", "400", "DAMAGED"),
+    ],
+)
+def test_what_the_server_may_have_begun_is_not_sent_again(error: ServingError) -> None:
+    """Case D09. It may be what brought the server down."""
+    with pytest.raises(type(error)) as raised:
+        Patience(deadline_seconds=60, retries=5).pause_after(error)
+    assert raised.value is error
+
+
+@pytest.mark.parametrize("error", [Unreachable("nobody there", sent=False), Overloaded("full", "503")])
+def test_what_the_server_has_not_begun_is_sent_again_a_few_times_ever_later(error: ServingError) -> None:
+    """Case D09."""
+    patience = Patience(deadline_seconds=600, retries=8)
+    pauses = [patience.pause_after(error) for _ in range(8)]
+    for pause, longest in zip(pauses, (0.1, 0.2, 0.4, 0.8, 1.6, 2, 2, 2), strict=True):
+        assert longest / 2 <= pause <= longest
+    with pytest.raises(type(error)):
+        patience.pause_after(error)
+
+
+def test_nothing_is_sent_again_when_there_is_no_time_for_it() -> None:
+    with pytest.raises(Overloaded):
+        Patience(deadline_seconds=0.01, retries=5).pause_after(Overloaded("full", "503"))

@@ -1,0 +1,82 @@
+"""The list of a bundle's artefacts, and where each may be loaded."""
+
+import json
+import platform
+from pathlib import Path
+
+import pytest
+
+from slipway.artefact import (
+    Artefact,
+    ArtefactError,
+    instructions,
+    read_artefacts,
+    require_runs_here,
+    write_artefacts,
+)
+
+ONNX = Artefact(name="onnx", runtime="onnxruntime", precision="float32", files=("model.onnx",))
+COMPILED = Artefact(
+    name="aoti",
+    runtime="aoti",
+    precision="float32",
+    files=("model.aoti.pt2",),
+    requires={"machine": platform.machine(), "instructions": instructions()},
+)
+
+
+def test_list_is_read_as_it_was_written(tmp_path: Path) -> None:
+    write_artefacts(tmp_path, [ONNX, COMPILED])
+    for artefact in (ONNX, COMPILED):
+        (tmp_path / artefact.file).touch()
+    assert read_artefacts(tmp_path) == (ONNX, COMPILED)
+    assert json.loads((tmp_path / "artefacts.json").read_text())["default"] == "onnx"
+    assert COMPILED.file == "model.aoti.pt2"
+
+
+def test_missing_list_is_told(tmp_path: Path) -> None:
+    with pytest.raises(ArtefactError, match=r"artefacts\.json: is not there; the bundle was exported before"):
+        read_artefacts(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("content", "complaint"),
+    [
+        ("no JSON", "cannot be read as a list of artefacts"),
+        ('{"format": "slipway-artefacts/9"}', "has format 'slipway-artefacts/9'"),
+        ('{"format": "slipway-artefacts/1", "artefacts": [{"name": "onnx"}]}', "cannot be read as a list"),
+        ('{"format": "slipway-artefacts/1", "artefacts": []}', "lists no artefact 'onnx'"),
+    ],
+)
+def test_broken_list_is_told_by_file(tmp_path: Path, content: str, complaint: str) -> None:
+    (tmp_path / "artefacts.json").write_text(content)
+    with pytest.raises(ArtefactError, match=complaint):
+        read_artefacts(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["gone.onnx", "../model.onnx"])
+def test_file_that_is_not_in_the_bundle_is_told(tmp_path: Path, name: str) -> None:
+    write_artefacts(tmp_path, [Artefact(**{**vars(ONNX), "files": (name,)})])
+    with pytest.raises(ArtefactError, match=f"lists '{name}', which is no file of this bundle"):
+        read_artefacts(tmp_path)
+
+
+def test_what_was_built_here_runs_here() -> None:
+    require_runs_here(ONNX)
+    require_runs_here(COMPILED)
+
+
+@pytest.mark.parametrize(
+    ("what", "wanted", "complaint"),
+    [
+        ("machine", "riscv128", "was built for machine riscv128, and this machine has "),
+        ("instructions", ["amx_quantum"], "was built for amx_quantum, and this machine has no amx_quantum"),
+        ("numpy", "0.0.1", "was built for numpy 0.0.1, and this machine has "),
+        ("no-such-package", "1.0", "was built for no-such-package 1.0, and this machine has none"),
+    ],
+)
+def test_what_was_built_for_another_machine_is_refused(what: str, wanted: object, complaint: str) -> None:
+    """Case C10."""
+    artefact = Artefact(**{**vars(COMPILED), "requires": {what: wanted}})
+    with pytest.raises(ArtefactError, match=rf"aoti \(model\.aoti\.pt2\): {complaint}"):
+        require_runs_here(artefact)

@@ -1,0 +1,14 @@
+"""Model -> the program of torch.export, for PyTorch without the code of the model."""
+
+from pathlib import Path
+
+import torch
+
+from train.model import require_eval
+from train.servable import Servable, Source, capture
+
+
+def write(source: Source, path: Path, _precision: str) -> None:
+    """Raises TrainingModeError, ExportError."""
+    require_eval(source.classifier)
+    torch.export.save(capture(Servable(source.classifier).eval(), source.image_size, source.max_batch), path)

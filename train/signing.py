@@ -1,0 +1,60 @@
+"""A bundle signed by whoever exported it, in the format of OpenSSF Model Signing, with a key pair of one's own.
+
+    openssl ecparam -name prime256v1 -genkey -noout -out key.pem      # keep this one
+    openssl ec -in key.pem -pubout -out key.pub                       # hand this one out
+
+Hashes tell that nothing was changed by accident; whoever changes a file on purpose changes the hash beside it, too.
+"""
+
+from pathlib import Path
+
+import model_signing
+
+from slipway.errors import SlipwayError
+from slipway.sealed import MANIFEST
+
+SIGNATURE = "model.sig"
+
+
+class SignatureError(SlipwayError):
+    """A bundle could not be signed, or is not signed by the key it should be signed by."""
+
+
+def sign(directory: Path, private_key: Path) -> None:
+    """Sign every file in `directory` and write `model.sig` there; the manifest, which lists that, comes later.
+
+    private_key: PEM, elliptic curve, without a passphrase. Raises SignatureError.
+    """
+    try:
+        signer = model_signing.signing.Config()  # type: ignore[no-untyped-call]
+        signer.use_elliptic_key_signer(private_key=private_key).set_hashing_config(_every_file(directory))
+        signer.sign(directory, directory / SIGNATURE)
+    except (OSError, ValueError, TypeError) as error:
+        raise SignatureError(
+            f"export.sign_key {private_key}: cannot sign with it ({error}); it must be the PEM file of a private "
+            "key on an elliptic curve, without a passphrase"
+        ) from error
+
+
+def require_signed(directory: Path, public_key: Path) -> None:
+    """Raises SignatureError unless every file of a bundle is as the owner of the key signed it. Loads none of them."""
+    signature = directory / SIGNATURE
+    if not signature.is_file():
+        raise SignatureError(f"{directory}: is not signed (no {SIGNATURE}); export it with export.sign_key")
+    if not public_key.is_file():
+        raise SignatureError(f"{public_key}: there is no such public key")
+    try:
+        verifier = model_signing.verifying.Config()  # type: ignore[no-untyped-call]
+        verifier.use_elliptic_key_verifier(public_key=public_key).set_hashing_config(_every_file(directory))
+        verifier.verify(directory, signature)
+    except Exception as error:
+        raise SignatureError(
+            f"{directory}: is not as the owner of {public_key} signed it ({type(error).__name__}: {error})"
+        ) from error
+
+
+def _every_file(directory: Path) -> model_signing.hashing.Config:
+    """All but the signature, and the manifest, which is written after it and lists the same files."""
+    ignored = [directory / SIGNATURE, directory / MANIFEST]
+    everything = model_signing.hashing.Config()  # type: ignore[no-untyped-call]
+    return everything.set_ignored_paths(paths=ignored, ignore_git_paths=False)
