@@ -87,6 +87,7 @@ def _run(stage: str, config: Config, chosen: argparse.Namespace) -> Path | None:
     if stage == "data":
         from train.data_actions import act
 
+        # As it is: a debug mode that validates on what it trains on is no leak.
         return act(chosen.action, config, whole, chosen.to)
     if stage == "fit":
         return _fit(config, folder)

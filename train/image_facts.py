@@ -79,8 +79,8 @@ def perceptual_hash(grid: Image.Image) -> int:
     """64 bits of a picture scaled to 32 x 32: which of its lowest frequencies are above their median.
 
     The hash known as pHash (hackerfactor.com/blog/index.php?/archives/432-Looks-Like-It.html). Scaling,
-    compression and small changes of colour move few bits. Ours, because it is these lines: the packages that have
-    it bring wavelets or a second image library along, and none brings the search (`duplicates.py`).
+    compression and small changes of colour move few bits. Ours, because it is these lines: ImageHash would bring
+    wavelets along, and has no search (`duplicates.py`).
     """
     waves = _COSINES @ np.asarray(grid.convert("L"), dtype=np.float64) @ _COSINES.T
     # Rounded, so that what is zero in theory is zero: a picture of one colour has the hash 0, not one of noise.

@@ -62,6 +62,12 @@ def test_plain_data_checks_and_names_the_folder(call: Call, make_folder: MakeFol
         call(action, root)
 
 
+def test_debugging_with_one_batch_is_no_leak(call: Call, make_folder: MakeFolder) -> None:
+    """`overfit` validates on what it trains on; the data set is checked as it is."""
+    root = make_folder()
+    assert call("check", root, "--debug.mode", "overfit") == root
+
+
 def test_stats_writes_everything_and_shows_tables(
     call: Call, make_folder: MakeFolder, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
