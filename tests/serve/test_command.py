@@ -150,7 +150,8 @@ def ports_in(text: str) -> list[int]:
 @pytest.mark.parametrize("shell", ["sh", "bash"])
 def test_the_printed_curl_returns_names_and_ctrl_c_stops_cleanly(
     bundle: Bundle, tmp_path: Path, shell: str
-) -> None:  # D08
+) -> None:
+    """Case D08."""
     serve("publish", "--bundle", bundle.directory, "--repository", tmp_path / "it's a model")
     log = tmp_path / "log"
     with up(tmp_path / "it's a model" / "current", log) as process:
@@ -216,7 +217,8 @@ def test_up_with_nothing_published_says_what_publishes(tmp_path: Path) -> None:
 
 
 @pytest.mark.integration
-def test_a_whole_image_as_the_body_is_a_request(server: Server, tmp_path: Path) -> None:  # D08
+def test_a_whole_image_as_the_body_is_a_request(server: Server, tmp_path: Path) -> None:
+    """Case D08."""
     (tmp_path / "image.jpg").write_bytes(images.flat(8, "JPEG") + b"\0\0")
     command = ["curl", "-sS", "-H", "Inference-Header-Content-Length: 0", "-D", "headers", "-o", "answer"]
     url = f"http://{server.http}/v2/models/classify/infer"
