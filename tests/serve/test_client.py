@@ -28,12 +28,6 @@ pytestmark = pytest.mark.integration
 PATIENCE = 20
 
 
-@pytest.fixture(scope="module")
-def slow_server(slow_release: Release) -> Iterator[Server]:
-    with serving(slow_release) as running:
-        yield running
-
-
 def test_no_server_is_unreachable(protocol: str) -> None:
     """Case D09."""
     url = f"{LOOPBACK}:{free_ports().http}"
