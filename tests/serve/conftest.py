@@ -54,6 +54,12 @@ def server(release: Release) -> Iterator[Server]:
         yield running
 
 
+@pytest.fixture(scope="session")
+def slow_server(slow_release: Release) -> Iterator[Server]:
+    with serving(slow_release) as running:
+        yield running
+
+
 @pytest.fixture(params=["http", "grpc"])
 def protocol(request: pytest.FixtureRequest) -> str:
     return request.param

@@ -21,7 +21,8 @@ pytestmark = pytest.mark.integration
 @pytest.mark.parametrize("batch", [1, 8])
 def test_ensemble_agrees_with_offline_evaluation_on_odd_and_normal_images(
     client: Client, oracle: Oracle, batch: int
-) -> None:  # D01
+) -> None:
+    """Case D01."""
     nasty = {name: data for name, (data, _) in preprocessed.corpus().items()}
     files = images.odd() | images.normal(100) | nasty
     names = list(files)
@@ -36,20 +37,23 @@ def test_ensemble_agrees_with_offline_evaluation_on_odd_and_normal_images(
 
 @pytest.mark.parametrize("k", range(12))
 def test_label_name_of_a_class_is_its_folder_not_its_place_in_sorted_text(client: Client, k: int) -> None:
-    (answer,) = client.classify([images.flat(k)], top=3)  # A03
+    """Case A03."""
+    (answer,) = client.classify([images.flat(k)], top=3)
     assert answer.label == str(k)
     assert len({name for name, _ in answer.top}) == 3
     assert [probability for _, probability in answer.top] == sorted(answer.probabilities, reverse=True)[:3]
 
 
-def test_answer_names_the_release_and_the_version(client: Client, release: Release) -> None:  # D13
+def test_answer_names_the_release_and_the_version(client: Client, release: Release) -> None:
+    """Case D13."""
     (answer,) = client.classify([images.flat(0)])
     assert answer.release == release.identity
     assert answer.release.startswith("tiny/1@")
     assert answer.model_version == "1"
 
 
-def test_unknown_version_is_an_error_not_another_version(protocol: str, server: Server) -> None:  # D13
+def test_unknown_version_is_an_error_not_another_version(protocol: str, server: Server) -> None:
+    """Case D13."""
     with (
         CLIENTS[protocol](server.urls[protocol], version="99") as client,
         pytest.raises(UnknownModel, match="99"),
@@ -57,7 +61,8 @@ def test_unknown_version_is_an_error_not_another_version(protocol: str, server: 
         client.classify([images.flat(0)])
 
 
-def test_a_new_version_is_what_answers_after_it_was_published(bundle: Bundle, tmp_path: Path) -> None:  # D13
+def test_a_new_version_is_what_answers_after_it_was_published(bundle: Bundle, tmp_path: Path) -> None:
+    """Case D13."""
     swapped = make_bundle(tmp_path / "bundles" / "tiny" / "2", "--reverse-classes")
     models = tmp_path / "repository"
     for directory, version, label in ((bundle.directory, "1", "3"), (swapped, "2", "8")):

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -12,7 +12,7 @@ import tritonclient.http
 from serve.async_client import ASYNC_CLIENTS, AsyncClient
 from serve.protocol import DeadlineExceeded, RefusedInput, UnknownModel, Unreachable
 from serve.release import Release
-from serve.server import LOOPBACK, Server, free_ports, serving
+from serve.server import LOOPBACK, Server, free_ports
 from tests import images
 from tests.serve.tools import SLOW, SLOW_SECONDS, wait_until
 
@@ -68,12 +68,6 @@ def test_answers_and_errors_are_those_of_the_other_client(
                 await client.classify([images.flat(0)])
 
     asyncio.run(ask())
-
-
-@pytest.fixture(scope="module")
-def slow_server(slow_release: Release) -> Iterator[Server]:
-    with serving(slow_release) as running:
-        yield running
 
 
 def test_a_slow_answer_ends_at_the_deadline_and_the_next_answer_is_its_own(

@@ -28,13 +28,8 @@ pytestmark = pytest.mark.integration
 PATIENCE = 20
 
 
-@pytest.fixture(scope="module")
-def slow_server(slow_release: Release) -> Iterator[Server]:
-    with serving(slow_release) as running:
-        yield running
-
-
-def test_no_server_is_unreachable(protocol: str) -> None:  # D09
+def test_no_server_is_unreachable(protocol: str) -> None:
+    """Case D09."""
     url = f"{LOOPBACK}:{free_ports().http}"
     with (
         CLIENTS[protocol](url) as client,
@@ -43,7 +38,8 @@ def test_no_server_is_unreachable(protocol: str) -> None:  # D09
         client.classify([b""])
 
 
-def test_unknown_host_is_unreachable(protocol: str) -> None:  # D09
+def test_unknown_host_is_unreachable(protocol: str) -> None:
+    """Case D09."""
     with (
         CLIENTS[protocol]("no-such-host.invalid:8000", connect_seconds=1) as client,
         pytest.raises(Unreachable),
@@ -53,7 +49,8 @@ def test_unknown_host_is_unreachable(protocol: str) -> None:  # D09
 
 def test_a_port_that_swallows_connections_is_unreachable_within_the_connect_deadline(
     protocol: str, blackhole: str
-) -> None:  # D09
+) -> None:
+    """Case D09."""
     start = time.monotonic()
     with (
         CLIENTS[protocol](blackhole, connect_seconds=0.5, deadline_seconds=60) as client,
@@ -84,22 +81,24 @@ def trickle() -> Iterator[str]:
 
 
 @pytest.mark.timeout(PATIENCE)
-def test_a_trickling_answer_does_not_outlast_the_deadline(trickle: str) -> None:  # D09
+def test_a_trickling_answer_does_not_outlast_the_deadline(trickle: str) -> None:
+    """Case D09."""
     with CLIENTS["http"](trickle, deadline_seconds=0.5) as client, pytest.raises(DeadlineExceeded):
         client.server_version()
 
 
 def test_a_slow_answer_ends_at_the_deadline_and_the_next_answer_is_its_own(
     protocol: str, slow_server: Server
-) -> None:  # D09
-    """The late answer to the first request must not be taken for the answer to the second."""
+) -> None:
+    """Case D09: the late answer to the first request must not be taken for the answer to the second."""
     with CLIENTS[protocol](slow_server.urls[protocol], deadline_seconds=SLOW_SECONDS / 2) as client:
         with pytest.raises(DeadlineExceeded, match=r"no answer within 2 s"):
             client.classify([SLOW])
         assert client.classify([images.flat(9)])[0].label == "9"
 
 
-def test_a_server_killed_in_mid_request_is_unreachable(slow_release: Release) -> None:  # D09
+def test_a_server_killed_in_mid_request_is_unreachable(slow_release: Release) -> None:
+    """Case D09."""
     with serving(slow_release) as server:
         killer = threading.Timer(SLOW_SECONDS / 4, os.kill, (server.pid, signal.SIGKILL))
         killer.start()

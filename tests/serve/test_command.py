@@ -8,21 +8,21 @@ import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import numpy as np
 import psutil
 import pytest
 
-from serve import shared_memory
+from serve import releases, repository, shared_memory
 from serve.client import CLIENTS
 from serve.protocol import RefusedInput
 from serve.release import Release
 from serve.server import LOOPBACK, Server, free_ports, is_free
 from slipway.bundle import Bundle
 from tests import images
-from tests.serve.tools import SLOW, wait_until, wait_until_gone
+from tests.serve.tools import CPUS, SLOW, wait_until, wait_until_gone
 
 # Far more than any of this takes and far less than a hang, in seconds.
 PATIENCE = 90
@@ -147,21 +147,23 @@ def ports_in(text: str) -> list[int]:
 
 
 @pytest.mark.integration
-@pytest.mark.parametrize("shell", ["sh", "bash"])
-def test_the_printed_curl_returns_names_and_ctrl_c_stops_cleanly(
-    bundle: Bundle, tmp_path: Path, shell: str
-) -> None:  # D08
-    serve("publish", "--bundle", bundle.directory, "--repository", tmp_path / "it's a model")
-    log = tmp_path / "log"
-    with up(tmp_path / "it's a model" / "current", log) as process:
-        asked = subprocess.run(
-            [shell, "-c", curl_in(log.read_text())], capture_output=True, text=True, check=True
-        )
+def test_the_printed_curl_returns_names_and_ctrl_c_stops_cleanly(bundle: Bundle, tmp_path: Path) -> None:
+    """Case D08."""
+    models, log = tmp_path / "it's a model", tmp_path / "log"
+    releases.move_current(repository.publish(bundle.directory, models, "embedded", CPUS))
+    with up(models / "current", log) as process:
+        asked = [
+            subprocess.run(
+                [shell, "-c", curl_in(log.read_text())], capture_output=True, text=True, check=True
+            )
+            for shell in ("sh", "bash")
+        ]
         process.send_signal(signal.SIGINT)
         stdout, _ = process.communicate(timeout=PATIENCE)
-    release, probabilities = json.loads(asked.stdout)["outputs"]
-    assert release["data"][0].startswith("tiny/1@")
-    assert [entry.split(":")[2] for entry in probabilities["data"]] == ["2", "5", "4"]
+    for done in asked:
+        release, probabilities = json.loads(done.stdout)["outputs"]
+        assert release["data"][0].startswith("tiny/1@")
+        assert [entry.split(":")[2] for entry in probabilities["data"]] == ["2", "5", "4"]
     assert (process.returncode, stdout) == (0, "")
     assert log.read_text().endswith("stopped\n")
     assert all(is_free(port) for port in ports_in(log.read_text()))
@@ -174,23 +176,27 @@ def ask_about_slow(protocol: str, url: str) -> None:
 
 @pytest.mark.integration
 def test_sigterm_answers_what_is_in_flight_and_does_not_wait_for_idle_clients(
-    slow_release: Release, tmp_path: Path, protocol: str
+    slow_release: Release, tmp_path: Path
 ) -> None:
     """The answer to SLOW is that it is no image: what matters is that it comes."""
-    with up(slow_release.directory, tmp_path / "log") as process:
-        http, grpc, _ = ports_in((tmp_path / "log").read_text())
-        url = f"{LOOPBACK}:{http if protocol == 'http' else grpc}"
-        with CLIENTS[protocol](url) as idle, ThreadPoolExecutor() as pool:
+    log = tmp_path / "log"
+    with up(slow_release.directory, log) as process, ExitStack() as stack:
+        http, grpc, _ = ports_in(log.read_text())
+        urls = {"http": f"{LOOPBACK}:{http}", "grpc": f"{LOOPBACK}:{grpc}"}
+        for protocol, url in urls.items():
+            idle = stack.enter_context(CLIENTS[protocol](url))
             assert idle.classify([images.flat(2)])[0].label == "2"
-            in_flight = pool.submit(ask_about_slow, protocol, url)
-            triton_log = Path(re.findall(r"its log is (.+)", (tmp_path / "log").read_text())[0])
-            wait_until(lambda: "slow begins" in triton_log.read_text())
-            process.send_signal(signal.SIGTERM)
+        pool = stack.enter_context(ThreadPoolExecutor())
+        in_flight = [pool.submit(ask_about_slow, protocol, url) for protocol, url in urls.items()]
+        triton_log = Path(re.findall(r"its log is (.+)", log.read_text())[0])
+        wait_until(lambda: triton_log.read_text().count("slow begins") == len(in_flight))
+        process.send_signal(signal.SIGTERM)
+        for one in in_flight:
             with pytest.raises(RefusedInput, match="NOT_AN_IMAGE"):
-                in_flight.result(timeout=PATIENCE)
-            process.communicate(timeout=PATIENCE)
+                one.result(timeout=PATIENCE)
+        process.communicate(timeout=PATIENCE)
     assert process.returncode == 0
-    assert (tmp_path / "log").read_text().endswith("stopped\n")
+    assert log.read_text().endswith("stopped\n")
 
 
 @pytest.mark.integration
@@ -216,7 +222,8 @@ def test_up_with_nothing_published_says_what_publishes(tmp_path: Path) -> None:
 
 
 @pytest.mark.integration
-def test_a_whole_image_as_the_body_is_a_request(server: Server, tmp_path: Path) -> None:  # D08
+def test_a_whole_image_as_the_body_is_a_request(server: Server, tmp_path: Path) -> None:
+    """Case D08."""
     (tmp_path / "image.jpg").write_bytes(images.flat(8, "JPEG") + b"\0\0")
     command = ["curl", "-sS", "-H", "Inference-Header-Content-Length: 0", "-D", "headers", "-o", "answer"]
     url = f"http://{server.http}/v2/models/classify/infer"

@@ -4,9 +4,14 @@ import http.client
 import json
 import socket
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
+from types import ModuleType
 
 import pytest
+import tritonclient.grpc
+import tritonclient.http
+from tritonclient.utils import InferenceServerException
 
 from serve import front as fronts
 from serve.client import CLIENTS, HttpClient
@@ -36,6 +41,28 @@ def test_it_passes_on_requests_over_both_protocols_and_metrics(front: Front, ser
     assert b"nv_inference_count" in connection.getresponse().read()
     connection.close()
     wait_until(lambda: front.in_flight(server) == 0)
+
+
+@pytest.mark.parametrize("module", [tritonclient.http, tritonclient.grpc])
+def test_only_what_is_for_clients_is_passed_on(front: Front, module: ModuleType) -> None:
+    url = front.http if module is tritonclient.http else front.grpc
+    with module.InferenceServerClient(url) as raw:
+        assert raw.is_server_live()
+        assert raw.is_server_ready()
+        assert raw.is_model_ready("classify")
+        for call in (raw.get_model_metadata, raw.get_model_config, raw.get_inference_statistics):
+            assert "classify" in str(call("classify", "1"))
+        for call in (
+            raw.get_model_repository_index,
+            raw.get_system_shared_memory_status,
+            raw.get_trace_settings,
+            raw.get_log_settings,
+            partial(raw.load_model, "classify"),
+            partial(raw.unload_model, "classify"),
+        ):
+            with pytest.raises(InferenceServerException) as refused:
+                call()
+            assert refused.value.status() in ("403", "StatusCode.PERMISSION_DENIED")
 
 
 def test_an_image_of_the_limit_is_passed_on(front: Front, protocol: str) -> None:

@@ -22,7 +22,8 @@ CLIENT_ERROR = {"http": "400", "grpc": "INVALID_ARGUMENT"}
 @pytest.mark.parametrize("name", images.BAD)
 def test_what_is_no_image_is_a_client_error_and_the_server_goes_on(
     client: Client, protocol: str, server: Server, name: str
-) -> None:  # A08
+) -> None:
+    """Case A08."""
     before = model_processes(server)
     with pytest.raises(RefusedInput) as refused:
         client.classify([images.BAD[name]])
@@ -33,16 +34,19 @@ def test_what_is_no_image_is_a_client_error_and_the_server_goes_on(
     assert len(before) == 2 * CPUS
 
 
-def test_content_decides_not_the_name_of_the_file(client: Client) -> None:  # A08
+def test_content_decides_not_the_name_of_the_file(client: Client) -> None:
+    """Case A08."""
     assert client.classify([images.flat(6, "JPEG")])[0].label == "6"
 
 
-def test_base64_text_is_refused_in_words(client: Client) -> None:  # D08
+def test_base64_text_is_refused_in_words(client: Client) -> None:
+    """Case D08."""
     with pytest.raises(RefusedInput, match="NOT_AN_IMAGE: not a decodable image"):
         client.classify([b"iVBORw0KGgoAAAANSUhEUgAAADIAAAAo"])
 
 
-def test_a_bad_element_refuses_its_request_and_is_named(client: Client, protocol: str) -> None:  # D02
+def test_a_bad_element_refuses_its_request_and_is_named(client: Client, protocol: str) -> None:
+    """Case D02."""
     with pytest.raises(RefusedInput, match="DAMAGED: image 2 of the request") as refused:
         client.classify([images.flat(0), images.flat(1), images.truncated(), images.flat(3)])
     assert (refused.value.status, refused.value.code) == (CLIENT_ERROR[protocol], "DAMAGED")
@@ -91,7 +95,8 @@ def wait_for_full_batches(server: Server, count: int) -> None:
 @pytest.mark.parametrize("bad", [images.truncated(), images.bomb()], ids=["truncated", "bomb"])
 def test_one_bad_image_fails_alone_in_a_dynamic_batch(
     gathering_server: Server, protocol: str, position: int, bad: bytes
-) -> None:  # D02, A11
+) -> None:
+    """Cases D02 and A11."""
     before = full_batches(gathering_server)
     sent = [images.flat(k) for k in range(8)]
     sent[position] = bad
@@ -103,7 +108,8 @@ def test_one_bad_image_fails_alone_in_a_dynamic_batch(
     assert labels(answers) == [str(k) for k in range(8) if k != position]
 
 
-def test_a_batch_of_bad_images_is_refused_one_by_one(gathering_server: Server, protocol: str) -> None:  # D02
+def test_a_batch_of_bad_images_is_refused_one_by_one(gathering_server: Server, protocol: str) -> None:
+    """Case D02."""
     before = full_batches(gathering_server)
     answers = ask_together(protocol, gathering_server, [b"", images.truncated()] * 4)
     wait_for_full_batches(gathering_server, before + 1)
@@ -113,7 +119,8 @@ def test_a_batch_of_bad_images_is_refused_one_by_one(gathering_server: Server, p
     ] * 4
 
 
-def test_a_bomb_is_refused_with_its_size_and_the_limit(client: Client) -> None:  # A11
+def test_a_bomb_is_refused_with_its_size_and_the_limit(client: Client) -> None:
+    """Case A11."""
     with pytest.raises(RefusedInput, match=r"TOO_MANY_PIXELS: 20000 x 20000 is over the limit of 64,000,000"):
         client.classify([images.bomb()])
 

@@ -50,7 +50,8 @@ def test_targets_differ_in_the_backend_of_the_classifier_and_nothing_else() -> N
 
 
 @pytest.mark.parametrize("cpus", [1, 2, 3, 4, 6, 7, 16, 64])
-def test_instances_times_threads_stay_within_the_cpus(cpus: int) -> None:  # D10
+def test_instances_times_threads_stay_within_the_cpus(cpus: int) -> None:
+    """Case D10."""
     config = model_config.classifier(description(cpus=cpus))
     (group,) = config.instance_group
     threads = int(config.parameters["intra_op_thread_count"].string_value)
@@ -63,7 +64,8 @@ def test_ensemble_says_nothing_that_triton_refuses_for_ensembles() -> None:
     assert not said & {"instance_group", "model_warmup", "optimization", "dynamic_batching"}
 
 
-def test_queue_gives_up_before_the_client_does() -> None:  # D09
+def test_queue_gives_up_before_the_client_does() -> None:
+    """Case D09."""
     for config in all_three(description())[:2]:
         policy = config.dynamic_batching.default_queue_policy
         assert 0 < policy.default_timeout_microseconds < DEADLINE_SECONDS * 1e6 / 2

@@ -26,7 +26,8 @@ def publish(bundle: Bundle, models: Path, *, cpus: int = CPUS) -> Path:
 
 def test_release_carries_the_preprocessing_of_the_package_not_a_copy_that_may_drift(
     bundle: Bundle, tmp_path: Path
-) -> None:  # D01
+) -> None:
+    """Case D01."""
     carried = publish(bundle, tmp_path) / "models" / "preprocess" / "1" / "slipway"
     assert {path.name for path in carried.iterdir()} >= {"preprocessing.py", "contract.py"}
     for path in carried.iterdir():
@@ -50,7 +51,8 @@ def test_release_carries_all_code_that_its_preprocessing_runs(release: Release) 
     subprocess.run([sys.executable, "-B", "-c", script], check=True, cwd=model)
 
 
-def test_labels_are_the_same_bytes_in_bundle_and_release(bundle: Bundle, release: Release) -> None:  # A03
+def test_labels_are_the_same_bytes_in_bundle_and_release(bundle: Bundle, release: Release) -> None:
+    """Case A03."""
     expected = "".join(f"{k}\n" for k in range(12)).encode()
     assert (bundle.directory / "labels.txt").read_bytes() == expected
     for model in ("classifier", "classify"):
@@ -115,7 +117,8 @@ def test_a_damaged_release_is_published_again_beside_it(bundle: Bundle, tmp_path
 
 def test_an_onnx_file_that_is_too_new_for_the_server_is_refused_with_both_numbers(
     tmp_path: Path,
-) -> None:  # C04
+) -> None:
+    """Case C04."""
     directory = make_bundle(tmp_path / "bundles" / "tiny" / "1", "--ir-version", "99")
     with pytest.raises(
         PublishError, match=r"model\.onnx: has ONNX IR version 99, but Triton .* reads at most 10"

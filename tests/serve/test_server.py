@@ -183,13 +183,16 @@ def test_health_check_sees_dead_models_that_triton_does_not(release: Release) ->
                 check(client, release)
 
 
-def test_numpy_2_is_refused_in_words(release: Release) -> None:  # D18
+def test_numpy_2_is_refused_in_words(release: Release) -> None:
+    """Case D18."""
     words = r"could not load model \w+: .*numpy 2\.\S+ is installed .* reads numpy 2 arrays silently wrong"
     with pytest.raises(ServerError, match=words), serving(release, python=TRAIN):
         pass
 
 
-def test_other_versions_than_the_pinned_are_refused(release: Release, tmp_path: Path) -> None:  # D18
+def test_other_versions_than_the_pinned_are_refused(release: Release, tmp_path: Path) -> None:
+    """Case D18."""
+
     def pin_another(models: Path) -> None:
         edit_text(models / "preprocess" / "1" / "serving.json", '"pillow": "13.0.0"', '"pillow": "12.0.0"')
 
@@ -203,7 +206,8 @@ def test_other_versions_than_the_pinned_are_refused(release: Release, tmp_path: 
         pass
 
 
-def test_versions_are_written_to_the_log_when_models_load(server: Server) -> None:  # D18
+def test_versions_are_written_to_the_log_when_models_load(server: Server) -> None:
+    """Case D18."""
     log = server.log.read_text()
     assert "with Python 3.11." in log
     assert "numpy 1.26.4, pillow 13.0.0" in log
@@ -220,7 +224,8 @@ def test_versions_are_written_to_the_log_when_models_load(server: Server) -> Non
 )
 def test_what_is_missing_of_triton_is_named_with_the_command_that_brings_it(
     release: Release, tmp_path: Path, missing: str, words: str
-) -> None:  # D18
+) -> None:
+    """Case D18."""
     shutil.copytree(TRITON, tmp_path / "triton", copy_function=os.symlink, symlinks=True)
     (tmp_path / "triton" / missing).unlink()
     with (
@@ -230,7 +235,8 @@ def test_what_is_missing_of_triton_is_named_with_the_command_that_brings_it(
         pass
 
 
-def test_an_environment_of_another_python_is_refused(release: Release, tmp_path: Path) -> None:  # D18
+def test_an_environment_of_another_python_is_refused(release: Release, tmp_path: Path) -> None:
+    """Case D18."""
     (tmp_path / "lib" / "python3.12").mkdir(parents=True)
     with (
         pytest.raises(ServerError, match=r"is not a Python 3\.11 environment"),

@@ -55,7 +55,9 @@ def test_known_numbers_are_read_back_unchanged(server: Server, oracle: Oracle) -
     np.testing.assert_allclose(logits, expected, rtol=0, atol=1e-5)
 
 
-def test_bytes_and_floats_arrive_as_they_were_sent(release: Release, tmp_path: Path) -> None:  # D08, numpy 2
+def test_bytes_and_floats_arrive_as_they_were_sent(release: Release, tmp_path: Path) -> None:
+    """Case D08, and numpy 2."""
+
     def add_echo(models: Path) -> None:
         (models / "echo" / "1").mkdir(parents=True)
         (models / "echo" / "config.pbtxt").write_text(ECHO_CONFIG)
