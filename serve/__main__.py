@@ -61,8 +61,10 @@ def main(arguments: list[str]) -> object:
     for option in chosen.required:
         if option not in options:
             raise UsageError(f"command line: --{option} is missing; see `python -m serve {name} --help`")
-    # As Ctrl-C does: unwind, so that no server is left behind.
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    # As Ctrl-C does: unwind, so that no server is left behind. Ctrl-C, too, because a shell that starts us in the
+    # background has it ignored.
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.default_int_handler)
     return chosen.run(options)
 
 

@@ -18,3 +18,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default=1,
         help="how often a service meets each fault (default: 1; more assert times)",
     )
+    parser.addoption(
+        "--write-golden-curve",
+        action="store_true",
+        help="write down the loss curve of the default configuration, instead of holding training against it",
+    )

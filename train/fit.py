@@ -30,7 +30,15 @@ from train.evaluate import score
 from train.hardware import Machine, launch
 from train.health import BadStep, DivergedError
 from train.instruments import instruments
-from train.loader import Batch, PlainSamples, TrainingSamples, plain_batches, training_batches
+from train.loader import (
+    Batch,
+    PlainSamples,
+    TrainingSamples,
+    plain_batches,
+    training_batches,
+    warn_of_little_shared_memory,
+    worker_deaths_in_words,
+)
 from train.meter import Meter
 from train.mixing import mix
 from train.model import build_model
@@ -106,7 +114,8 @@ def fit(config: Config, folder: Dataset) -> Path:
         if _is_finished(trainer):
             logger.info("trained already: %s", run.directory)
         else:
-            _train(trainer)
+            with worker_deaths_in_words():
+                _train(trainer)
         _say_what_was_skipped(trainer)
     machine.leave()
     return run.directory
@@ -384,6 +393,8 @@ def _seed_step(seed: int, cursor: int, rank: int) -> None:
 
 def _batches(trainer: Trainer) -> Iterator[Batch]:
     config, fabric = trainer.config, trainer.machine.fabric
+    micro_batch = config.training.batch_size // config.training.accumulate // fabric.world_size
+    warn_of_little_shared_memory(config.image.size, micro_batch, config.data.workers)
     samples = TrainingSamples(
         trainer.folder,
         trainer.signature.preprocessing,

@@ -1,8 +1,11 @@
 """Samples -> batches of uint8 tensors. Workers hold no state: a batch depends on what was asked for, nothing else."""
 
 import logging
+import shutil
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -13,6 +16,7 @@ from torch.utils.data import DataLoader
 from torch.utils.data import Dataset as TorchDataset
 
 from slipway.contract import Preprocessing
+from slipway.errors import SlipwayError
 from slipway.preprocessing import ImageError, decode, preprocess
 from train.augment import augment, generator_for
 from train.config import AugmentConfig
@@ -23,7 +27,15 @@ from train.split import Split
 
 _Item = tuple[npt.NDArray[np.uint8], int, float, str | None]  # image, label, weight, what was wrong
 
+# Where workers put batches for the process that trains, and how many each of them has ready.
+SHARED_MEMORY = Path("/dev/shm")
+PREFETCHED = 2
+
 logger = logging.getLogger(__name__)
+
+
+class LoaderError(SlipwayError):
+    """A loader worker died: not of an image, which would be named."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,6 +172,39 @@ def plain_batches(
     return _load(samples, indices, workers)
 
 
+@contextmanager
+def worker_deaths_in_words() -> Iterator[None]:
+    """Raises LoaderError where PyTorch, wherever training is at that moment, says that a worker is gone."""
+    try:
+        yield
+    except RuntimeError as error:
+        if not str(error).startswith("DataLoader worker (pid"):
+            raise
+        raise LoaderError(
+            f"a loader worker died ({error}). If it was killed, memory was short: /dev/shm has {_free_mb()} MB free "
+            "(in Docker: --shm-size); lower data.workers or training.batch_size. Checkpoints are intact"
+        ) from error
+
+
+def warn_of_little_shared_memory(image_size: int, micro_batch: int, workers: int) -> None:
+    """Say so before workers die of it (case B13). Docker gives a container 64 MB, Kubernetes does too."""
+    needed = 3 * image_size**2 * micro_batch * workers * PREFETCHED // 2**20
+    if SHARED_MEMORY.is_dir() and needed > _free_mb():
+        logger.warning(
+            "WARNING: %s has %d MB free, and %d loader workers may need %d MB (in Docker: --shm-size=%dm); "
+            "a worker that finds no room dies of a bus error",
+            SHARED_MEMORY,
+            _free_mb(),
+            workers,
+            needed,
+            2 * needed,
+        )
+
+
+def _free_mb() -> int:
+    return shutil.disk_usage(SHARED_MEMORY).free // 2**20
+
+
 def _load(samples: TorchDataset[_Item], batches: Iterable[list[Any]], workers: int) -> Iterator[Batch]:
     # A plain DataLoader, not Fabric's wrapper: that one calls set_epoch with its own counter and would replay
     # epoch 0 after a restart.
@@ -167,6 +212,7 @@ def _load(samples: TorchDataset[_Item], batches: Iterable[list[Any]], workers: i
         samples,
         batch_sampler=batches,
         num_workers=workers,
+        prefetch_factor=PREFETCHED if workers else None,
         collate_fn=_collate,
         pin_memory=torch.cuda.is_available(),
         worker_init_fn=_start_worker,

@@ -106,3 +106,21 @@ def test_sharded_run_makes_up_for_a_validation_that_was_cut_off(
     finish(checkout, command)
     assert metrics(run) == expected
     assert final_state(run) == state
+
+
+def test_failed_save_on_the_first_rank_ends_every_rank(
+    checkout: Checkout, odd_folder: Path, tmp_path: Path
+) -> None:
+    """Case B05: the others wait for the first one in the middle of the save, and must not do so for ever."""
+    command = Setup(ranks=2, strategy="fsdp2").command(
+        options(odd_folder, tmp_path / "runs", training__epochs=1)
+    )
+    finish(checkout, command)
+    run = run_of(tmp_path / "runs")
+    shutil.rmtree(run / "checkpoints")
+    (run / "metrics.jsonl").unlink()
+    (run / "checkpoints").write_text("in the way")
+    result = checkout.run(*command)
+    assert result.returncode == 1
+    assert "error: " in result.stderr
+    assert str(run / "checkpoints") in result.stderr

@@ -1,4 +1,5 @@
 import io
+import multiprocessing
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,10 +10,20 @@ from PIL import Image
 
 from slipway.contract import Preprocessing
 from tests.train.conftest import MakeFolder, data_config
+from train import loader
 from train.config import AugmentConfig
 from train.dataset import DataError, Dataset
 from train.folder import read_folder
-from train.loader import Batch, PlainSamples, TrainingSamples, plain_batches, training_batches
+from train.loader import (
+    Batch,
+    LoaderError,
+    PlainSamples,
+    TrainingSamples,
+    plain_batches,
+    training_batches,
+    warn_of_little_shared_memory,
+    worker_deaths_in_words,
+)
 from train.order import Order
 
 RULES = Preprocessing(image_size=16, resize_size=16)
@@ -203,3 +214,35 @@ def test_extension_does_not_matter(make_folder: MakeFolder, tmp_path: Path) -> N
     (root / "val" / "ant" / "0.png").write_bytes(file.getvalue())
     folder = read_folder(data_config(root))
     assert len(PlainSamples(folder, "val", RULES)[0][0]) == 3
+
+
+def test_death_of_a_worker_is_said_in_words(make_folder: MakeFolder) -> None:
+    """Case B13: as when the kernel runs out of memory; nothing hangs, and the message says what to do."""
+    folder = read_folder(data_config(make_folder()))
+    samples = TrainingSamples(folder, RULES, AugmentConfig(), seed=0)
+    order = Order(samples=21, batch_size=1, epochs=50, seed=0, fingerprint=folder.fingerprint)
+    batches = training_batches(samples, order, cursor=0, accumulate=1, rank=0, world_size=1, workers=1)
+    next(batches)
+    for worker in multiprocessing.active_children():
+        worker.kill()
+    with (
+        pytest.raises(LoaderError, match=r"a loader worker died .* lower data\.workers"),
+        worker_deaths_in_words(),
+    ):
+        list(batches)
+
+
+def test_other_errors_keep_their_words() -> None:
+    with pytest.raises(RuntimeError, match="shapes"), worker_deaths_in_words():
+        raise RuntimeError("shapes do not match")
+
+
+def test_little_shared_memory_is_said_before_workers_die_of_it(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Case B13, on a container with 64 MB."""
+    monkeypatch.setattr(loader, "_free_mb", lambda: 64)
+    warn_of_little_shared_memory(224, 64, workers=2)
+    assert not caplog.records
+    warn_of_little_shared_memory(224, 64, workers=8)
+    assert "has 64 MB free, and 8 loader workers may need 147 MB (in Docker: --shm-size=294m)" in caplog.text

@@ -1,0 +1,48 @@
+"""The default configuration still learns as it did when its loss curve was written down."""
+
+import json
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.integration.checkout import ROOT, Checkout
+from tests.integration.training import DEADLINE_SECONDS, losses, newest_step, run_of
+
+pytestmark = [pytest.mark.integration, pytest.mark.slow]
+
+CURVE = Path(__file__).with_name("golden_curve.json")
+# Of each loss. Other instructions, another number of threads or another release of PyTorch round differently, and
+# Adam amplifies that; another order of samples, augmentation, schedule or initialisation is far outside.
+TOLERANCE = 0.05
+
+
+def test_first_epoch_of_the_default_configuration_is_the_golden_one(
+    checkout: Checkout, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    """`--write-golden-curve` writes a new one down, after a change that is meant to change it."""
+    curve = first_epoch(checkout, tmp_path / "runs", tmp_path / "digits")
+    if request.config.getoption("--write-golden-curve"):
+        CURVE.write_text(json.dumps([round(loss, 4) for loss in curve]) + "\n")
+    assert curve == pytest.approx(json.loads(CURVE.read_text()), rel=TOLERANCE)
+
+
+def first_epoch(checkout: Checkout, runs: Path, data: Path) -> list[float]:
+    """Training for all its epochs, stopped behind the first: the schedule is that of the whole."""
+    config = ROOT / "configs" / "digits.yaml"
+    options = [f"--run.directory={runs}", f"--data.root={data}", "--training.log_every=1", "--data.workers=0"]
+    process = checkout.start("-m", "train", "fit", f"--config={config}", *options)
+    deadline = time.monotonic() + DEADLINE_SECONDS
+    while newest_step(runs) == 0 and process.poll() is None:
+        assert time.monotonic() < deadline, "no checkpoint in time"
+        time.sleep(0.05)
+    process.send_signal(signal.SIGTERM)
+    _, errors = process.communicate(timeout=DEADLINE_SECONDS)
+    assert process.returncode == 75, errors
+    return losses(run_of(runs))[: newest_first(runs)]
+
+
+def newest_first(runs: Path) -> int:
+    """Step of the first checkpoint there is, the end of the first epoch."""
+    return min(int(path.name[5:]) for path in runs.glob("*/checkpoints/step-*"))
