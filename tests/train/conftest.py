@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 from slipway.config import load
@@ -84,3 +85,10 @@ def save_image(path: Path, colour: tuple[int, int, int], random: np.random.Gener
 
 def data_config(root: Path) -> DataConfig:
     return DataConfig(root=root)
+
+
+@pytest.fixture
+def pictures() -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(5)
+    images = torch.randint(0, 256, (7, 3, 4, 4), dtype=torch.uint8, generator=generator)
+    return images, torch.randint(0, 3, (7,), generator=generator)

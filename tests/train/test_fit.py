@@ -3,31 +3,28 @@ import math
 import os
 import shutil
 import signal
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file
-from torch import nn
 
 from tests.train.conftest import MakeConfig, MakeFolder
+from tests.train.stepping import Linear, trainer_for
 from train import checkpoint
 from train import fit as loop
+from train import step as steps
 from train.checkpoint import Progress
-from train.config import Config, HardwareConfig, TrainingConfig
-from train.dataset import Dataset, Sample
-from train.display import _Silence
-from train.fit import Outputs, Trainer, fit
-from train.folder import Files, read_folder
+from train.config import HardwareConfig
+from train.fit import fit
+from train.folder import read_folder
 from train.hardware import launch
 from train.health import DivergedError, bad_steps
-from train.loader import Batch
-from train.meter import Meter
-from train.order import Order, Window
-from train.preemption import Preempted, StopRequest
+from train.order import Window
+from train.preemption import Preempted
 from train.runs import MEASURED, Run, read_metrics, run_for
+from train.trainer import Trainer
 
 
 def final_state(run: Path) -> dict[str, Any]:
@@ -168,139 +165,6 @@ def test_other_settings_are_another_run(make_folder: MakeFolder, make_config: Ma
     assert run_for(make_config(root, export__max_batch="4"), folder) == run
 
 
-class Linear(nn.Module):
-    """Logits are linear in the mean of each channel, so a full-batch gradient is easy to state."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(1)
-        self.linear = nn.Linear(3, 3)
-
-    def forward(self, image: torch.Tensor) -> torch.Tensor:
-        logits: torch.Tensor = self.linear(image.float().mean(dim=(2, 3)) / 255)
-        return logits
-
-
-def trainer_for(config: Config, tmp_path: Path, module: nn.Module, samples: int, precision: str) -> Trainer:
-    machine = launch(HardwareConfig(accelerator="cpu"), TrainingConfig(precision=precision))  # type: ignore[arg-type]
-    groups = [{"params": list(module.parameters()), "lr_scale": 1.0}]
-    model, optimizer = machine.fabric.setup(module, torch.optim.SGD(groups, lr=1.0))
-    order = Order(
-        samples=samples, batch_size=config.training.batch_size, epochs=50, seed=0, fingerprint="fixed"
-    )
-    return Trainer(
-        config=config,
-        run=Run(directory=tmp_path, inputs=""),
-        folder=Dataset(
-            storage=Files(tmp_path),
-            classes=("ant", "bee", "cat"),
-            splits={"train": tuple(Sample(file=f"{n}.png", sha256="", label=0) for n in range(samples))},
-            fingerprint="fixed",
-        ),
-        machine=machine,
-        signature=None,  # type: ignore[arg-type]
-        order=order,
-        module=module,
-        model=model,
-        optimizer=optimizer,
-        ema=None,
-        progress=Progress(precision=precision),
-        stop=StopRequest(),
-        meter=Meter(machine.device),
-    )
-
-
-SILENT = Outputs(show=_Silence(), board=None)
-
-
-def data_for(order: Order, accumulate: int, images: torch.Tensor, labels: torch.Tensor) -> list[Batch]:
-    batches = []
-    for window in order.windows(0):
-        for draws in order.micro_batches(window, accumulate, 0, 1):
-            index = torch.tensor([draw.index for draw in draws])
-            batches.append(Batch(images=images[index], labels=labels[index], weights=torch.ones(len(index))))
-    return batches
-
-
-@pytest.fixture
-def pictures() -> tuple[torch.Tensor, torch.Tensor]:
-    generator = torch.Generator().manual_seed(5)
-    images = torch.randint(0, 256, (7, 3, 4, 4), dtype=torch.uint8, generator=generator)
-    return images, torch.randint(0, 3, (7,), generator=generator)
-
-
-@pytest.mark.parametrize("accumulate", [1, 2, 4, 8])
-def test_accumulated_gradient_is_that_of_the_whole_window(
-    make_config: MakeConfig, tmp_path: Path, pictures: tuple[torch.Tensor, torch.Tensor], accumulate: int
-) -> None:
-    """Case B09: 7 samples, the last micro-batch smaller; each sample weighs the same."""
-    images, labels = pictures
-    config = make_config(tmp_path, training__batch_size="8", training__accumulate=str(accumulate))
-    module = Linear()
-    trainer = trainer_for(config, tmp_path, module, samples=7, precision="32-true")
-    reference = Linear()
-    expected = nn.functional.cross_entropy(reference(images), labels)
-    expected.backward()
-    window = next(trainer.order.windows(0))
-    loss, _, _ = loop._accumulate_gradients(
-        trainer, window, iter(data_for(trainer.order, accumulate, images, labels))
-    )
-    assert loss == pytest.approx(expected.item(), abs=1e-6)
-    assert torch.allclose(module.linear.weight.grad, reference.linear.weight.grad, atol=1e-6)  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("precision", ["32-true", "16-mixed"])
-@pytest.mark.parametrize("accumulate", [1, 2, 4])
-def test_gradient_is_the_mean_over_good_samples(
-    make_config: MakeConfig,
-    tmp_path: Path,
-    pictures: tuple[torch.Tensor, torch.Tensor],
-    accumulate: int,
-    precision: str,
-) -> None:
-    """Case A07: as if the window had never held the bad ones. With 4 micro-batches, one is bad as a whole."""
-    images, labels = pictures
-    config = make_config(tmp_path, training__batch_size="8", training__accumulate=str(accumulate))
-    module, reference = Linear(), Linear()
-    trainer = trainer_for(config, tmp_path, module, samples=7, precision=precision)
-    batches = data_for(trainer.order, accumulate, images, labels)[:accumulate]
-    weights = torch.tensor([1.0, 1.0, 0.0, 0.0, 1.0, 1.0, 1.0]).split(
-        [len(batch.labels) for batch in batches]
-    )
-    batches = [replace(batch, weights=own) for batch, own in zip(batches, weights, strict=True)]
-    indices = torch.tensor(next(trainer.order.windows(0)).indices)[torch.cat(weights) > 0]
-    expected = nn.functional.cross_entropy(reference(images[indices]), labels[indices])
-    expected.backward()
-    loss, bad, _ = loop._accumulate_gradients(trainer, next(trainer.order.windows(0)), iter(batches))
-    scaler = getattr(trainer.machine.precision, "scaler", None)
-    gradient = module.linear.weight.grad / (scaler.get_scale() if scaler else 1)  # type: ignore[operator]
-    assert bad == 2
-    assert loss == pytest.approx(expected.item(), abs=2e-3 if scaler else 1e-6)
-    assert torch.allclose(gradient, reference.linear.weight.grad, atol=2e-3 if scaler else 1e-6)  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("precision", ["32-true", "16-mixed"])
-def test_window_without_a_good_sample_moves_nothing_but_the_cursor(
-    make_config: MakeConfig, tmp_path: Path, pictures: tuple[torch.Tensor, torch.Tensor], precision: str
-) -> None:
-    """Not even by weight decay and momentum; and the next window is trained on as usual."""
-    images, labels = pictures
-    config = make_config(tmp_path, training__batch_size="8")
-    module = Linear()
-    trainer = trainer_for(config, tmp_path, module, samples=7, precision=precision)
-    before = module.linear.weight.detach().clone()
-    first, second, *_ = data_for(trainer.order, 1, images, labels)
-    batches = iter([replace(first, weights=torch.zeros(7)), second])
-    windows = trainer.order.windows(0)
-    loop._step(trainer, next(windows), batches, SILENT)
-    progress = trainer.progress
-    assert (progress.step, progress.cursor, progress.skipped, progress.bad_samples) == (0, 7, 1, 7)
-    assert torch.equal(module.linear.weight, before)
-    loop._step(trainer, next(windows), batches, SILENT)
-    assert (trainer.progress.step, trainer.progress.cursor, trainer.progress.bad_samples) == (1, 14, 7)
-    assert not torch.equal(module.linear.weight, before)
-
-
 def test_run_that_skips_samples_resumes_exactly_and_says_how_many(
     make_folder: MakeFolder,
     make_config: MakeConfig,
@@ -318,67 +182,21 @@ def test_run_that_skips_samples_resumes_exactly_and_says_how_many(
     folder = read_folder(straight.data)
     never_stopped = fit(straight, folder)
     stopped = make_config(root, **options, run__directory=str(tmp_path / "other"))
-    step = loop._step
+    step = loop.step
 
     def step_and_stop(trainer: Trainer, *arguments: Any) -> bool:
         return step(trainer, *arguments) or trainer.progress.step == 4
 
-    monkeypatch.setattr(loop, "_step", step_and_stop)
+    monkeypatch.setattr(loop, "step", step_and_stop)
     with pytest.raises(Preempted):
         fit(stopped, folder)
-    monkeypatch.setattr(loop, "_step", step)
+    monkeypatch.setattr(loop, "step", step)
     caplog.clear()
     resumed = fit(stopped, folder)
     assert "4 of the 42 samples that training drew could not be decoded" in caplog.text
     assert without_speed(resumed) == without_speed(never_stopped)
     assert_bit_equal(final_state(resumed), final_state(never_stopped))
     assert final_state(resumed)["progress"]["bad_samples"] == 4
-
-
-@pytest.mark.parametrize("scale", [1.0, 1024.0, 65536.0])
-@pytest.mark.parametrize("accumulate", [1, 4])
-def test_gradient_is_clipped_after_unscaling(
-    make_config: MakeConfig,
-    tmp_path: Path,
-    pictures: tuple[torch.Tensor, torch.Tensor],
-    scale: float,
-    accumulate: int,
-) -> None:
-    """Case B10: the step of SGD with rate 1 is as long as the clipping allows, whatever the loss scale."""
-    images, labels = pictures
-    config = make_config(
-        tmp_path,
-        training__batch_size="8",
-        training__accumulate=str(accumulate),
-        optimizer__clip_norm="0.01",
-        optimizer__lr="1.0",
-        optimizer__warmup="0",
-    )
-    module = Linear()
-    trainer = trainer_for(config, tmp_path, module, samples=7, precision="16-mixed")
-    trainer.machine.precision.scaler = torch.amp.GradScaler("cpu", init_scale=scale)  # type: ignore[attr-defined]
-    before = torch.cat([parameter.detach().flatten() for parameter in module.parameters()]).clone()
-    batches = iter(data_for(trainer.order, accumulate, images, labels))
-    loop._step(trainer, next(trainer.order.windows(0)), batches, SILENT)
-    after = torch.cat([parameter.detach().flatten() for parameter in module.parameters()])
-    assert float((after - before).norm()) == pytest.approx(0.01, rel=1e-2)
-
-
-def test_overflow_moves_nothing_but_the_cursor(
-    make_config: MakeConfig, tmp_path: Path, pictures: tuple[torch.Tensor, torch.Tensor]
-) -> None:
-    images, labels = pictures
-    config = make_config(tmp_path, training__batch_size="8")
-    module = Linear()
-    trainer = trainer_for(config, tmp_path, module, samples=7, precision="16-mixed")
-    trainer.machine.precision.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**40)  # type: ignore[attr-defined]
-    before = module.linear.weight.detach().clone()
-    batches = iter(data_for(trainer.order, 1, images, labels))
-    loop._step(trainer, next(trainer.order.windows(0)), batches, SILENT)
-    progress = trainer.progress
-    assert (progress.step, progress.cursor, progress.skipped) == (0, 7, 1)
-    assert progress.loss_scale["scale"] == 2.0**39
-    assert torch.equal(module.linear.weight, before)
 
 
 def test_loss_scale_comes_back_with_its_growth_tracker(
@@ -405,21 +223,6 @@ def test_loss_scale_comes_back_with_its_growth_tracker(
     assert trainer.progress == progress
 
 
-def test_diverging_run_stops_with_advice(
-    make_config: MakeConfig, tmp_path: Path, pictures: tuple[torch.Tensor, torch.Tensor]
-) -> None:
-    images, labels = pictures
-    config = make_config(tmp_path, training__batch_size="8")
-    module = Linear()
-    trainer = trainer_for(config, tmp_path, module, samples=7, precision="32-true")
-    with torch.no_grad():
-        module.linear.weight.fill_(math.inf)
-    batches = iter(data_for(trainer.order, 1, images, labels))
-    with pytest.raises(DivergedError, match=r"Lower optimizer\.lr"):
-        loop._step(trainer, next(trainer.order.windows(0)), batches, SILENT)
-    assert trainer.progress == Progress()
-
-
 def test_parameter_names_are_the_modules_own(make_folder: MakeFolder, make_config: MakeConfig) -> None:
     """Case B07."""
     config = make_config(make_folder(), training__epochs="1")
@@ -427,17 +230,6 @@ def test_parameter_names_are_the_modules_own(make_folder: MakeFolder, make_confi
     assert all(name.split(".")[0] in ("model", "optimizer") for name in names)
     assert "model.backbone.features.0.0.weight" in names
     assert not [name for name in names if "module." in name or "_orig_mod" in name]
-
-
-def test_dropout_is_a_function_of_the_position_in_training() -> None:
-    loop._seed_step(0, 8, 0)
-    first = torch.rand(4)
-    loop._seed_step(0, 16, 0)
-    assert not torch.equal(first, torch.rand(4))
-    loop._seed_step(0, 8, 1)
-    assert not torch.equal(first, torch.rand(4))
-    loop._seed_step(0, 8, 0)
-    assert torch.equal(first, torch.rand(4))
 
 
 def test_seed_changes_the_weights(make_folder: MakeFolder, make_config: MakeConfig) -> None:
@@ -458,18 +250,18 @@ def test_stop_request_saves_the_step_and_the_next_start_continues(
     folder = read_folder(straight.data)
     undisturbed = fit(straight, folder)
     config = make_config(root, run__directory=str(tmp_path / "other"))
-    step = loop._step
+    step = loop.step
 
     def step_and_signal(trainer: Trainer, *arguments: Any) -> bool:
         if trainer.progress.step == 1:
             os.kill(os.getpid(), signal.SIGTERM)
         return step(trainer, *arguments)
 
-    monkeypatch.setattr(loop, "_step", step_and_signal)
+    monkeypatch.setattr(loop, "step", step_and_signal)
     with pytest.raises(Preempted, match="stopped at step 2") as caught:
         fit(config, folder)
     assert caught.value.exit_code == 75
-    monkeypatch.setattr(loop, "_step", step)
+    monkeypatch.setattr(loop, "step", step)
     resumed = fit(config, folder)
     assert without_speed(resumed) == without_speed(undisturbed)
     assert_bit_equal(final_state(resumed), final_state(undisturbed))
@@ -503,13 +295,13 @@ def test_training_ends_when_patience_does(
 
 def poison(monkeypatch: pytest.MonkeyPatch, *ends: int) -> None:
     """Make the loss of the windows that end at these cursors NaN, behind a forward that moved batch statistics."""
-    accumulate = loop._accumulate_gradients
+    accumulate = steps.accumulate_gradients
 
     def poisoned(trainer: Trainer, window: Window, batches: Any) -> tuple[float, int, bool]:
         loss, bad, stopping = accumulate(trainer, window, batches)
         return (math.nan if window.end in ends else loss), bad, stopping
 
-    monkeypatch.setattr(loop, "_accumulate_gradients", poisoned)
+    monkeypatch.setattr(steps, "accumulate_gradients", poisoned)
 
 
 def test_passing_over_a_bad_step_leaves_no_trace_of_it(

@@ -1,0 +1,48 @@
+"""Everything that one rank trains with."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.tensorboard import SummaryWriter
+
+from slipway.contract import Signature
+from train.checkpoint import Progress
+from train.config import Config
+from train.dataset import Dataset
+from train.display import Display
+from train.ema import Average
+from train.hardware import Machine
+from train.meter import Meter
+from train.order import Order
+from train.preemption import StopRequest
+from train.runs import Run
+
+
+@dataclass(kw_only=True)
+class Trainer:
+    """Everything one rank works with. `module` is the plain model, `model` the one wrapped for its strategy."""
+
+    config: Config
+    run: Run
+    folder: Dataset
+    machine: Machine
+    signature: Signature
+    order: Order
+    module: nn.Module
+    model: Any
+    optimizer: Any
+    ema: Average | None
+    progress: Progress
+    stop: StopRequest
+    meter: Meter
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outputs:
+    """Where progress is shown and logged. `board` and `profiler` are there on the first rank only."""
+
+    show: Display
+    board: SummaryWriter | None
+    profiler: torch.profiler.profile | None = None
