@@ -13,16 +13,17 @@ from tests.integration.training import DEADLINE_SECONDS, losses, newest_step, ru
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
 CURVE = Path(__file__).with_name("golden_curve.json")
-# Of each loss. Other instructions, another number of threads or another release of PyTorch round differently, and
-# Adam amplifies that; another order of samples, augmentation, schedule or initialisation is far outside.
-TOLERANCE = 0.05
+# Of each loss. Other instructions or another number of threads round differently, and Adam amplifies that step by
+# step: with AVX2 instead of AVX-512 the 17th loss differs by 8 %, the first twelve by far less than this. Another
+# order of samples, augmentation, schedule or initialisation is outside from the first steps on.
+STEPS, TOLERANCE = 12, 0.05
 
 
-def test_first_epoch_of_the_default_configuration_is_the_golden_one(
+def test_default_configuration_begins_as_it_did(
     checkout: Checkout, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     """`--write-golden-curve` writes a new one down, after a change that is meant to change it."""
-    curve = first_epoch(checkout, tmp_path / "runs", tmp_path / "digits")
+    curve = first_epoch(checkout, tmp_path / "runs", tmp_path / "digits")[:STEPS]
     if request.config.getoption("--write-golden-curve"):
         CURVE.write_text(json.dumps([round(loss, 4) for loss in curve]) + "\n")
     assert curve == pytest.approx(json.loads(CURVE.read_text()), rel=TOLERANCE)
@@ -40,9 +41,4 @@ def first_epoch(checkout: Checkout, runs: Path, data: Path) -> list[float]:
     process.send_signal(signal.SIGTERM)
     _, errors = process.communicate(timeout=DEADLINE_SECONDS)
     assert process.returncode == 75, errors
-    return losses(run_of(runs))[: newest_first(runs)]
-
-
-def newest_first(runs: Path) -> int:
-    """Step of the first checkpoint there is, the end of the first epoch."""
-    return min(int(path.name[5:]) for path in runs.glob("*/checkpoints/step-*"))
+    return losses(run_of(runs))

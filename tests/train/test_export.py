@@ -37,6 +37,7 @@ def exported(trained: tuple[Config, Dataset]) -> Path:
     return export(config, run, folder, evaluate(config, run, folder))
 
 
+@pytest.mark.timeout(900)  # two formats through every stage: minutes, where others need the processor, too
 def test_bundle_carries_its_proof(trained: tuple[Config, Dataset]) -> None:
     config, folder = trained
     # One epoch leaves a model that any rounding may upset: what is tested is that it is judged.

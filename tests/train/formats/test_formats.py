@@ -80,6 +80,7 @@ def test_format_answers_as_the_model_does(
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_compiled_package_answers_here_and_is_refused_elsewhere_before_it_is_loaded(source: Source) -> None:
     """Case C10."""
     artefact = check_at_the_gate(source, "aoti-bf16")
