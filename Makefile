@@ -18,7 +18,7 @@ OPTIONS = --config "$(CONFIG)" $(ARGS)
 .DEFAULT_GOAL := help
 .PHONY: help setup data train evaluate export publish promote rollback releases serve smoke predict report pipeline \
 	test test-fast chaos-train chaos-serve equivalence fuzz-preprocessing \
-	benchmark-preprocessing benchmark-export benchmark-serving lint format lock clean distclean \
+	benchmark-preprocessing benchmark-training benchmark-export benchmark-serving lint format lock clean distclean \
 	python train-environment serve-environment server dev-environments
 
 help: ## Show this help
@@ -96,6 +96,9 @@ benchmark-preprocessing: python ## Preprocessing beside torchvision, OpenCV and 
 	@$(ENVIRONMENT) train --benchmark
 	@$(TRAIN_PYTHON) -m benchmarks.preprocessing $(ARGS)
 
+benchmark-training: train-environment ## Our step and data path beside a bare loop, Lightning and torchvision
+	@$(TRAIN_PYTHON) -m benchmarks.training $(ARGS)
+
 benchmark-export: train-environment ## Latency of every format against ONNX Runtime, and what each costs in accuracy
 	@$(TRAIN_PYTHON) -m benchmarks.export $(ARGS)
 
@@ -107,7 +110,7 @@ lint: dev-environments ## Check locks, style and types
 	@$(TRAIN_PYTHON) -m ruff check .
 	@$(TRAIN_PYTHON) -m ruff format --check .
 	@$(TRAIN_PYTHON) -m mypy --cache-dir .mypy_cache/train src/slipway train scripts \
-		benchmarks/preprocessing.py benchmarks/export.py
+		benchmarks/preprocessing.py benchmarks/training.py benchmarks/export.py
 	@$(SERVE_PYTHON) -m mypy --cache-dir .mypy_cache/serve src/slipway serve benchmarks/serving.py
 
 format: dev-environments ## Format the code and mend what can be mended

@@ -71,7 +71,7 @@ def fit(config: Config, folder: Dataset) -> Path:
         machine.fabric.barrier()
         stop = stack.enter_context(stop_requests())
         newest = machine.decide(checkpoint.newest(run) if machine.is_first else None)
-        trainer = _prepare(config, run, folder, machine, stop, is_new=newest is None)
+        trainer = prepare(config, run, folder, machine, stop, is_new=newest is None)
         if newest:
             _restore(trainer, newest)
         if _is_finished(trainer):
@@ -84,7 +84,7 @@ def fit(config: Config, folder: Dataset) -> Path:
     return run.directory
 
 
-def _prepare(
+def prepare(
     config: Config, run: Run, folder: Dataset, machine: Machine, stop: StopRequest, *, is_new: bool
 ) -> Trainer:
     torch.manual_seed(config.training.seed)

@@ -1,0 +1,275 @@
+"""Images a second: our training step and our data path beside others that do the same work.
+
+    python -m benchmarks.training [--rounds 12] [--sizes 32 224]
+
+The step: ResNet-18 in float32, AdamW, clipping, on batches that are in memory already; ours, a bare PyTorch loop, and
+Lightning's Trainer without loggers and bars. The data path: JPEG files to augmented batches, ours and torchvision's
+ImageFolder with transforms.v2, in this process. Contenders take turns, so that what else runs on the machine slows all
+of them alike; what counts is the median of the ratios of each turn. Exits with 1 when a ratio is below its target.
+
+timm's training script is no part of its package, so it is not among them.
+"""
+
+import argparse
+import io
+import logging
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from itertools import cycle
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import lightning
+import numpy as np
+import torch
+from PIL import Image
+from sklearn.datasets import load_sample_images
+from torch import nn
+from torch.nn.functional import cross_entropy
+from torch.utils.data import DataLoader
+from torchvision.datasets import ImageFolder
+from torchvision.transforms import v2
+
+from slipway.config import load
+from train.config import Config, OptimizerConfig
+from train.dataset import Dataset
+from train.display import display
+from train.fit import prepare
+from train.folder import read_folder
+from train.hardware import launch
+from train.loader import Batch, TrainingSamples, training_batches
+from train.model import build_model
+from train.optimizer import build_optimizer
+from train.order import Order
+from train.preemption import StopRequest
+from train.runs import run_for
+from train.step import step
+from train.trainer import Outputs
+
+# Ours divided by theirs, at least. Trainer is shown for what it costs, and is no target.
+STEP_TARGET, DATA_TARGET = 0.98, 1.0
+BATCH = {32: 64, 224: 16}
+STEPS = 4  # of each contender in a turn
+FILES = 48
+
+Turn = Callable[[], float]
+"""Does its work once; returns images a second."""
+
+
+def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="benchmarks.training", description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=12, help="turns of each contender (default: 12)")
+    parser.add_argument("--sizes", type=int, nargs="+", default=list(BATCH), choices=list(BATCH))
+    options = parser.parse_args(arguments)
+    warnings.filterwarnings("ignore")  # of libraries, about what is meant here
+    for name in ("lightning.pytorch", "lightning.fabric"):
+        logging.getLogger(name).setLevel(logging.ERROR)
+    missed = False
+    with tempfile.TemporaryDirectory() as scratch:
+        root = write_photographs(Path(scratch) / "images")
+        for size in options.sizes:
+            print(f"step, {size} pixels, batch {BATCH[size]}, {torch.get_num_threads()} threads")
+            config = configuration(root, Path(scratch) / "runs", size)
+            missed |= compare(step_contenders(config), "bare loop", STEP_TARGET, options.rounds)
+        print("data path, 224 pixels, one process, one thread")
+        torch.set_num_threads(1)
+        contenders = data_contenders(configuration(root, Path(scratch) / "runs", 224))
+        missed |= compare(contenders, "torchvision", DATA_TARGET, options.rounds)
+    return int(missed)
+
+
+def compare(contenders: dict[str, Turn], reference: str, target: float, rounds: int) -> bool:
+    """Print everybody's speed and our ratio to it. Returns whether ours to `reference` is below `target`."""
+    speeds: dict[str, list[float]] = {name: [] for name in contenders}
+    for _ in range(rounds + 1):
+        for name, turn in contenders.items():
+            speeds[name].append(turn())
+    ours = speeds["slipway"][1:]  # the first turn warms up
+    ratios = {name: median(a / b for a, b in zip(ours, speeds[name][1:], strict=True)) for name in contenders}
+    for name, ratio in ratios.items():
+        aim = f"target {target:.2f}" if name == reference else "no target"
+        print(f"  {name:18} {median(speeds[name][1:]):8.1f} images/s   ours/theirs {ratio:4.2f} ({aim})")
+    if ratios[reference] < target:
+        print(f"missed: {ratios[reference]:.3f} of {reference}, {target:.2f} wanted", file=sys.stderr)
+    return ratios[reference] < target
+
+
+def configuration(root: Path, runs: Path, size: int) -> Config:
+    return load(
+        Config,
+        None,
+        {
+            "run.directory": str(runs),
+            "data.root": str(root),
+            "data.workers": "0",
+            "image.size": str(size),
+            "image.resize": str(size),
+            "model.stem": "small" if size == 32 else "standard",
+            "training.batch_size": str(BATCH[size]),
+            "training.epochs": "1000",
+            "hardware.deterministic": "false",
+        },
+    )
+
+
+def write_photographs(root: Path) -> Path:
+    """Parts of the two photographs that scikit-learn ships, 500 x 375, as JPEG files of two classes."""
+    random = np.random.default_rng(0)
+    for label, pixels in zip(("china", "flower"), load_sample_images().images, strict=True):
+        for number in range(FILES // 2):
+            top, left = random.integers(0, 427 - 375 + 1), random.integers(0, 640 - 500 + 1)
+            file = io.BytesIO()
+            Image.fromarray(pixels[top : top + 375, left : left + 500]).save(file, "JPEG", quality=90)
+            for split in ("train", "val", "test"):
+                path = root / split / label / f"{number}.jpg"
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_bytes(file.getvalue() + bytes([number]))
+    return root
+
+
+def step_contenders(config: Config) -> dict[str, Turn]:
+    count, size = config.training.batch_size, config.image.size
+    images = torch.randint(0, 256, (count, 3, size, size), dtype=torch.uint8)
+    batch = Batch(images=images, labels=torch.randint(0, 2, (count,)), weights=torch.ones(count))
+    return {
+        "slipway": timed(our_steps(config, batch), count),
+        "bare loop": timed(bare_steps(config, batch), count),
+        "Lightning Trainer": trainer_steps(config, batch),
+    }
+
+
+def timed(steps: Iterator[None], images: int) -> Turn:
+    def turn() -> float:
+        started = time.perf_counter()
+        for _ in range(STEPS):
+            next(steps)
+        return STEPS * images / (time.perf_counter() - started)
+
+    return turn
+
+
+def our_steps(config: Config, batch: Batch) -> Iterator[None]:
+    dataset = read_folder(config.data)
+    machine = launch(config.hardware, config.training)
+    trainer = prepare(config, run_for(config, dataset), dataset, machine, StopRequest(), is_new=True)
+    order = Order(
+        samples=len(batch.labels), batch_size=len(batch.labels), epochs=10**6, seed=0, fingerprint=""
+    )
+    trainer.order = order
+    with display(order.steps, order.epochs, speaks=False) as show:
+        for window in order.windows(0):
+            step(trainer, window, iter([batch]), Outputs(show=show, board=None))
+            yield
+
+
+def bare_steps(config: Config, batch: Batch) -> Iterator[None]:
+    model = network(config)
+    optimizer = build_optimizer(model, config.optimizer)
+    while True:
+        loss = cross_entropy(model(batch.images), batch.labels)
+        loss.backward()  # type: ignore[no-untyped-call]
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        loss.item()  # ours knows it after each step as well, to stop where it is not finite
+        yield
+
+
+def network(config: Config) -> nn.Module:
+    return build_model(config.model, 2, config.image.mean, config.image.std)
+
+
+class Module(lightning.LightningModule):
+    def __init__(self, model: nn.Module, config: OptimizerConfig) -> None:
+        super().__init__()
+        self.model, self.config = model, config
+
+    def training_step(self, batch: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+        images, labels = batch
+        return cross_entropy(self.model(images), labels)
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return build_optimizer(self.model, self.config)
+
+
+class Clock(lightning.Callback):
+    """Seconds from the first batch to the end of the last: what the Trainer does before and after is not counted."""
+
+    started = seconds = 0.0
+
+    def on_train_batch_start(
+        self, _trainer: lightning.Trainer, _module: lightning.LightningModule, _batch: object, batch_idx: int
+    ) -> None:
+        if batch_idx == 0:
+            self.started = time.perf_counter()
+
+    def on_train_batch_end(self, *_arguments: object) -> None:
+        self.seconds = time.perf_counter() - self.started
+
+
+def trainer_steps(config: Config, batch: Batch) -> Turn:
+    module = Module(network(config), config.optimizer)
+    data: DataLoader[Any] = DataLoader([(batch.images, batch.labels)] * STEPS, batch_size=None)  # type: ignore[arg-type]
+
+    def turn() -> float:
+        clock = Clock()
+        trainer = lightning.Trainer(
+            accelerator="cpu",
+            max_epochs=1,
+            logger=False,
+            callbacks=[clock],
+            enable_checkpointing=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+            gradient_clip_val=1.0,
+        )
+        trainer.fit(module, data)
+        return STEPS * len(batch.labels) / clock.seconds
+
+    return turn
+
+
+def data_contenders(config: Config) -> dict[str, Turn]:
+    ours = cycle_batches(config, read_folder(config.data))
+    size = config.image.size
+    transforms = v2.Compose(
+        [
+            v2.RandomResizedCrop(size, scale=(config.augment.min_scale, 1.0), antialias=True),
+            v2.RandomHorizontalFlip(),
+            v2.PILToTensor(),
+        ]
+    )
+    folder = ImageFolder(str(config.data.root / "train"), transforms)
+    theirs = iter(cycle(DataLoader(folder, batch_size=config.training.batch_size, shuffle=True)))
+
+    def torchvision_turn() -> float:
+        started = time.perf_counter()
+        images, _ = next(theirs)
+        return len(images) / (time.perf_counter() - started)
+
+    def our_turn() -> float:
+        started = time.perf_counter()
+        batch = next(ours)
+        return len(batch.labels) / (time.perf_counter() - started)
+
+    return {"slipway": our_turn, "torchvision": torchvision_turn}
+
+
+def cycle_batches(config: Config, dataset: Dataset) -> Iterator[Batch]:
+    samples = TrainingSamples(dataset, config.image.preprocessing(), config.augment, 0)
+    order = Order(
+        samples=len(dataset.splits["train"]),
+        batch_size=config.training.batch_size,
+        epochs=config.training.epochs,
+        seed=0,
+        fingerprint=dataset.fingerprint,
+    )
+    return training_batches(samples, order, cursor=0, accumulate=1, rank=0, world_size=1, workers=0)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
