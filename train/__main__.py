@@ -83,44 +83,44 @@ def _run(stage: str, config: Config, chosen: argparse.Namespace) -> Path | None:
 
         write_embedded(config.data)
     whole = read_dataset(config.data)
-    config, folder = simplified(config, whole)
+    config, dataset = simplified(config, whole)
     if stage == "data":
         from train.data_actions import act
 
         # As it is: a debug mode that validates on what it trains on is no leak.
         return act(chosen.action, config, whole, chosen.to)
     if stage == "fit":
-        return _fit(config, folder)
-    return _work_on_run(stage, config, folder, getattr(chosen, "smoke", None))
+        return _fit(config, dataset)
+    return _work_on_run(stage, config, dataset, getattr(chosen, "smoke", None))
 
 
-def _fit(config: Config, folder: "Dataset") -> Path | None:
+def _fit(config: Config, dataset: "Dataset") -> Path | None:
     from lightning.fabric.utilities import rank_zero_only
 
     from train.fit import fit
 
-    run = fit(config, folder)
+    run = fit(config, dataset)
     return run if getattr(rank_zero_only, "rank", 0) == 0 else None
 
 
-def _work_on_run(stage: str, config: Config, folder: "Dataset", smoke: Path | None) -> Path:
+def _work_on_run(stage: str, config: Config, dataset: "Dataset", smoke: Path | None) -> Path:
     """Evaluate, then export, then report, up to the stage asked for. What is sealed already is only looked up."""
     from train.evaluate import evaluate
     from train.runs import run_for
 
-    run = run_for(config, folder)
-    evaluation = evaluate(config, run, folder)
+    run = run_for(config, dataset)
+    evaluation = evaluate(config, run, dataset)
     if stage == "evaluate":
         return evaluation
     from train.export import export
 
-    bundle = export(config, run, folder, evaluation)
+    bundle = export(config, run, dataset, evaluation)
     if stage == "export":
         return bundle
     from train.report import write_report
     from train.sources import folder_of
 
-    images = folder_of(folder, "test", config.data.cache)
+    images = folder_of(dataset, "test", config.data.cache)
     return write_report(run.directory, images, evaluation, bundle, smoke)
 
 

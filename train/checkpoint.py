@@ -176,11 +176,11 @@ def load_signature(directory: Path) -> Signature:
     return Signature.load(directory / "signature.json")
 
 
-def signature_for(config: Config, folder: Dataset) -> Signature:
+def signature_for(config: Config, dataset: Dataset) -> Signature:
     """The contract of the model that this configuration trains on this data."""
     return Signature(
         name=config.run.name,
-        classes=folder.classes,
+        classes=dataset.classes,
         preprocessing=config.image.preprocessing(),
         mean=config.image.mean,
         std=config.image.std,

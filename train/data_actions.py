@@ -25,7 +25,7 @@ KIND = "split"
 Action = Literal["check", "stats", "split", "show"]
 
 
-def act(action: Action, config: Config, folder: Dataset, to: Path | None) -> Path:
+def act(action: Action, config: Config, dataset: Dataset, to: Path | None) -> Path:
     """`check` returns a folder of the test images, the others what they made. to: where `split` copies all images to.
 
     Raises:
@@ -36,43 +36,43 @@ def act(action: Action, config: Config, folder: Dataset, to: Path | None) -> Pat
     if to is not None and action != "split":
         raise UsageError(f"--to goes with `data split`, not with `data {action}`")
     if action == "split":
-        return write_split(_made(config, "split.csv"), folder) if to is None else copy_split(to, folder)
-    diagnosis = _diagnosed(config, folder)
+        return write_split(_made(config, "split.csv"), dataset) if to is None else copy_split(to, dataset)
+    diagnosis = _diagnosed(config, dataset)
     if action == "stats":
         return _stats(config, diagnosis)
     if action == "show":
-        return write_data_page(_made(config, "doctor.html"), config, folder, diagnosis)
-    require_healthy(diagnosis, config, folder.storage.where)
-    return folder_of(folder, "test", config.data.cache)
+        return write_data_page(_made(config, "doctor.html"), config, dataset, diagnosis)
+    require_healthy(diagnosis, config, dataset.storage.where)
+    return folder_of(dataset, "test", config.data.cache)
 
 
-def write_split(path: Path, folder: Dataset) -> Path:
+def write_split(path: Path, dataset: Dataset) -> Path:
     """One line a file: split, class, path relative to the root, SHA-256."""
     with _writing(path), path.open("w", encoding="utf-8", newline="") as file:
         table = csv.writer(file, lineterminator="\n")
         table.writerow(["split", "class", "file", "sha256"])
         for split in SPLITS:
-            for sample in folder.splits[split]:
-                table.writerow([split, folder.classes[sample.label], sample.file, sample.sha256])
+            for sample in dataset.splits[split]:
+                table.writerow([split, dataset.classes[sample.label], sample.file, sample.sha256])
     return path
 
 
-def copy_split(to: Path, folder: Dataset) -> Path:
+def copy_split(to: Path, dataset: Dataset) -> Path:
     """Copy every image to `to`/<split>/<class>/*, all or nothing: an ordinary folder with splits of its own.
 
     Copies, because a sealed directory is read-only and a link would make the originals so.
     """
-    root = folder.storage.root if isinstance(folder.storage, Files) else None
+    root = dataset.storage.root if isinstance(dataset.storage, Files) else None
     if root and to.resolve().is_relative_to(root.resolve()):
         raise UsageError(f"{to}: lies inside {root}, where it would be taken for a class")
-    with sealed.stage(to, kind=KIND, inputs=folder.fingerprint) as staging:
-        for split, samples in folder.splits.items():
+    with sealed.stage(to, kind=KIND, inputs=dataset.fingerprint) as staging:
+        for split, samples in dataset.splits.items():
             for sample in samples:
-                path = staging / _place_in_copy(split, folder.classes[sample.label], sample)
+                path = staging / _place_in_copy(split, dataset.classes[sample.label], sample)
                 if path.exists():
-                    raise DataError(f"{folder.where(sample)}: two images would be copied to one place")
+                    raise DataError(f"{dataset.where(sample)}: two images would be copied to one place")
                 path.parent.mkdir(parents=True, exist_ok=True)
-                path.write_bytes(folder.read(sample))
+                path.write_bytes(dataset.read(sample))
     return to
 
 
@@ -84,9 +84,9 @@ def _place_in_copy(split: Split, name: str, sample: Sample) -> PurePosixPath:
     return PurePosixPath(split, name, *parts)
 
 
-def _diagnosed(config: Config, folder: Dataset) -> Diagnosis:
-    found = examine(folder, config.image.preprocessing(), config.run.directory / ".examined")
-    return diagnose(folder, found, config.image.size)
+def _diagnosed(config: Config, dataset: Dataset) -> Diagnosis:
+    found = examine(dataset, config.image.preprocessing(), config.run.directory / ".examined")
+    return diagnose(dataset, found, config.image.size)
 
 
 def _stats(config: Config, diagnosis: Diagnosis) -> Path:

@@ -118,13 +118,13 @@ class Finding:
     advice: str
 
 
-def diagnose(folder: Dataset, found: Mapping[str, Facts | Refusal], image_size: int) -> Diagnosis:
+def diagnose(dataset: Dataset, found: Mapping[str, Facts | Refusal], image_size: int) -> Diagnosis:
     """found: what each content is, by its SHA-256, from `examine`. image_size: side of the model input, pixels."""
     places: dict[str, list[Place]] = defaultdict(list)
-    counts: dict[Split, dict[str, int]] = {split: dict.fromkeys(folder.classes, 0) for split in SPLITS}
-    for split, samples in folder.splits.items():
+    counts: dict[Split, dict[str, int]] = {split: dict.fromkeys(dataset.classes, 0) for split in SPLITS}
+    for split, samples in dataset.splits.items():
         for sample in samples:
-            label = folder.classes[sample.label]
+            label = dataset.classes[sample.label]
             places[sample.sha256].append(Place(split=split, file=sample.file, label=label))
             counts[split][label] += 1
     refused = [
@@ -135,11 +135,11 @@ def diagnose(folder: Dataset, found: Mapping[str, Facts | Refusal], image_size: 
     ]
     good = {sha256: facts for sha256, facts in found.items() if isinstance(facts, Facts)}
     everywhere = [good[sha256] for sha256, where in places.items() if sha256 in good for _ in where]
-    trained_on = [found[sample.sha256] for sample in folder.splits["train"]]
+    trained_on = [found[sample.sha256] for sample in dataset.splits["train"]]
     colours = [facts for facts in trained_on if isinstance(facts, Facts)]
     mean, std = colour_statistics(colours, image_size) if colours else (None, None)
     return Diagnosis(
-        images=sum(map(len, folder.splits.values())),
+        images=sum(map(len, dataset.splits.values())),
         counts=counts,
         refused=sorted(refused),
         copies=sorted(sorted(where) for sha256, where in places.items() if sha256 in good and len(where) > 1),

@@ -47,7 +47,7 @@ class SideBySide:
     bits: int | None
 
 
-def write_data_page(path: Path, config: Config, folder: Dataset, diagnosis: Diagnosis) -> Path:
+def write_data_page(path: Path, config: Config, dataset: Dataset, diagnosis: Diagnosis) -> Path:
     """Write the page to `path`, replacing the one that is there in one step."""
     worth_a_word = findings(diagnosis, config)
     shown = shown_classes(diagnosis)
@@ -58,7 +58,7 @@ def write_data_page(path: Path, config: Config, folder: Dataset, diagnosis: Diag
         "diagnosis": diagnosis,
         "findings": worth_a_word,
         "errors": sum(each.severity == "error" for each in worth_a_word),
-        "classes": len(folder.classes),
+        "classes": len(dataset.classes),
         "shown": len(shown),
         "class_bars": class_bars(diagnosis.counts, shown),
         "histograms": [
@@ -70,9 +70,9 @@ def write_data_page(path: Path, config: Config, folder: Dataset, diagnosis: Diag
         "colours": []
         if not diagnosis.mean or not diagnosis.std
         else colour_lines(diagnosis.mean, diagnosis.std),
-        "galleries": list(galleries(config, folder, diagnosis, shown)),
+        "galleries": list(galleries(config, dataset, diagnosis, shown)),
         "augment": config.augment,
-        "pairs": _with_pictures(config, folder, pairs[:MOST_PAIRS]),
+        "pairs": _with_pictures(config, dataset, pairs[:MOST_PAIRS]),
         "all_pairs": len(pairs),
         "refused": _refused(diagnosis),
     }
@@ -89,18 +89,18 @@ def shown_classes(diagnosis: Diagnosis) -> list[str]:
 
 
 def galleries(
-    config: Config, folder: Dataset, diagnosis: Diagnosis, names: Sequence[str]
+    config: Config, dataset: Dataset, diagnosis: Diagnosis, names: Sequence[str]
 ) -> Iterator[Gallery]:
     """Drawn are the first epochs of a training with this configuration, bit for bit."""
     rules = config.image.preprocessing()
     unusable = {place.file for place, _ in diagnosis.refused}
-    usable: dict[str, list[int]] = {name: [] for name in folder.classes}
-    for index, sample in enumerate(folder.splits["train"]):
+    usable: dict[str, list[int]] = {name: [] for name in dataset.classes}
+    for index, sample in enumerate(dataset.splits["train"]):
         if sample.file not in unusable:
-            usable[folder.classes[sample.label]].append(index)
+            usable[dataset.classes[sample.label]].append(index)
     for name in names:
         chosen = [usable[name][place] for place in _evenly(len(usable[name]), SAMPLES)]
-        encoded = [folder.read(folder.splits["train"][index]) for index in chosen]
+        encoded = [dataset.read(dataset.splits["train"][index]) for index in chosen]
         drawn = [
             augment(
                 decode(encoded[0], rules),
@@ -134,13 +134,13 @@ def _most_unlike(places: Sequence[Place]) -> Place:
 
 
 def _with_pictures(
-    config: Config, folder: Dataset, pairs: Sequence[SideBySide]
+    config: Config, dataset: Dataset, pairs: Sequence[SideBySide]
 ) -> list[tuple[SideBySide, list[charts.Picture]]]:
     wanted = {place.file for pair in pairs for place in (pair.first, pair.second)}
     rules = config.image.preprocessing()
     pictures = {
-        sample.file: charts.embed(decode(folder.read(sample), rules))
-        for samples in folder.splits.values()
+        sample.file: charts.embed(decode(dataset.read(sample), rules))
+        for samples in dataset.splits.values()
         for sample in samples
         if sample.file in wanted
     }

@@ -66,7 +66,7 @@ def predict(model: nn.Module, batches: Iterable[Batch], device: torch.device) ->
         return np.concatenate([model(batch.to(device).images).cpu().numpy() for batch in batches])
 
 
-def evaluate(config: Config, run: Run, folder: Dataset, split: Split = "test") -> Path:
+def evaluate(config: Config, run: Run, dataset: Dataset, split: Split = "test") -> Path:
     """Evaluate the best checkpoint of `run` on one split; returns a sealed directory.
 
     It holds `metrics.json` (accuracy, loss, confusion, per class) and `predictions.jsonl` (a line a file, with all
@@ -74,12 +74,12 @@ def evaluate(config: Config, run: Run, folder: Dataset, split: Split = "test") -
     """
     choice = checkpoint.best(run)
     seal = sealed.read_manifest(choice.directory).seal
-    inputs = hashing.of_data([split, seal, choice.weights, folder.fingerprint, code_hash("train.evaluate")])
+    inputs = hashing.of_data([split, seal, choice.weights, dataset.fingerprint, code_hash("train.evaluate")])
     with sealed.only_one(run.evaluations, "this run's evaluation"):
         if made := sealed.made_from(run.evaluations, KIND, inputs):
             logger.info("evaluated already: %s", made)
             return made
-        return _evaluate(config, run, folder, split, choice, inputs)
+        return _evaluate(config, run, dataset, split, choice, inputs)
 
 
 def load_classifier(config: Config, choice: Choice) -> tuple[ImageClassifier, Signature]:
@@ -90,10 +90,10 @@ def load_classifier(config: Config, choice: Choice) -> tuple[ImageClassifier, Si
     return classifier, signature
 
 
-def _evaluate(config: Config, run: Run, folder: Dataset, split: Split, choice: Choice, inputs: str) -> Path:
+def _evaluate(config: Config, run: Run, dataset: Dataset, split: Split, choice: Choice, inputs: str) -> Path:
     model, signature = load_classifier(config, choice)
     name = choice.directory.name
-    samples = PlainSamples(folder, split, signature.preprocessing)
+    samples = PlainSamples(dataset, split, signature.preprocessing)
     batches = plain_batches(
         samples,
         config.training.batch_size,

@@ -26,7 +26,7 @@ BATCH = 256
 logger = logging.getLogger(__name__)
 
 
-def examine(folder: Dataset, rules: Preprocessing, memory: Path) -> dict[str, Facts | Refusal]:
+def examine(dataset: Dataset, rules: Preprocessing, memory: Path) -> dict[str, Facts | Refusal]:
     """What each file of every split is, by the SHA-256 of its content. Equal contents are decoded once.
 
     memory: directory of what earlier calls found, one file for each combination of rules, code and Pillow, one line
@@ -40,22 +40,22 @@ def examine(folder: Dataset, rules: Preprocessing, memory: Path) -> dict[str, Fa
     path = memory / f"{_key(rules)}.jsonl"
     try:
         with sealed.only_one(path, "examining images"):
-            return _found_in(path, folder, rules)
+            return _found_in(path, dataset, rules)
     except OSError as error:
         raise SlipwayError(
             f"{path}: what was found out about images cannot be written down ({error}); choose another run.directory"
         ) from error
 
 
-def _found_in(path: Path, folder: Dataset, rules: Preprocessing) -> dict[str, Facts | Refusal]:
-    wanted = {sample.sha256: sample for samples in folder.splits.values() for sample in samples}
+def _found_in(path: Path, dataset: Dataset, rules: Preprocessing) -> dict[str, Facts | Refusal]:
+    wanted = {sample.sha256: sample for samples in dataset.splits.values() for sample in samples}
     found = {sha256: facts for sha256, facts in _remembered(path) if sha256 in wanted}
     missing = [sample for sha256, sample in wanted.items() if sha256 not in found]
     if found and missing:
         logger.info("%d images are known from before, %d are decoded now", len(found), len(missing))
     _end_last_line(path)
     with path.open("a", encoding="utf-8") as file:
-        for sample, facts in _examined(folder, missing, rules):
+        for sample, facts in _examined(dataset, missing, rules):
             found[sample.sha256] = facts
             # A file that cannot be read says nothing about its content, and may be readable tomorrow.
             if not (isinstance(facts, Refusal) and facts.code == "UNREADABLE"):
@@ -95,9 +95,9 @@ def _end_last_line(path: Path) -> None:
 
 
 def _examined(
-    folder: Dataset, samples: Sequence[Sample], rules: Preprocessing
+    dataset: Dataset, samples: Sequence[Sample], rules: Preprocessing
 ) -> Iterator[tuple[Sample, Facts | Refusal]]:
-    examine_one = partial(_examine_one, folder, rules)
+    examine_one = partial(_examine_one, dataset, rules)
     with ThreadPoolExecutor(os.cpu_count()) as pool, _progress() as progress:
         task = progress.add_task("decoding", total=len(samples))
         # Batch by batch: handed all at once, a million files would wait as a million tasks.
@@ -108,13 +108,13 @@ def _examined(
                 yield sample, facts
 
 
-def _examine_one(folder: Dataset, rules: Preprocessing, sample: Sample) -> Facts | Refusal:
+def _examine_one(dataset: Dataset, rules: Preprocessing, sample: Sample) -> Facts | Refusal:
     try:
-        data = folder.read(sample)
+        data = dataset.read(sample)
     except DataError as error:
-        return Refusal("UNREADABLE", str(error).removeprefix(f"{folder.where(sample)}: "))
+        return Refusal("UNREADABLE", str(error).removeprefix(f"{dataset.where(sample)}: "))
     if hashing.of_bytes(data) != sample.sha256:
-        raise DataError(f"{folder.where(sample)}: changed while the data set was being checked; check again")
+        raise DataError(f"{dataset.where(sample)}: changed while the data set was being checked; check again")
     return facts_of(data, rules)
 
 

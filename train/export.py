@@ -44,7 +44,7 @@ class Job:
 
     staging: Path
     config: Config
-    folder: Dataset
+    dataset: Dataset
     classifier: ImageClassifier
     signature: Signature
 
@@ -53,7 +53,7 @@ class Job:
         return len(os.sched_getaffinity(0))
 
 
-def export(config: Config, run: Run, folder: Dataset, evaluation: Path) -> Path:
+def export(config: Config, run: Run, dataset: Dataset, evaluation: Path) -> Path:
     """Export the best checkpoint of `run`; returns the sealed bundle, an existing one if nothing changed.
 
     Raises:
@@ -82,16 +82,18 @@ def export(config: Config, run: Run, folder: Dataset, evaluation: Path) -> Path:
             return made
         destination = bundles / str(_next_version(bundles))
         with sealed.stage(destination, kind=bundle.KIND, inputs=inputs) as staging:
-            _fill(staging, config, run, folder, choice, evaluation)
+            _fill(staging, config, run, dataset, choice, evaluation)
     bundle.open_bundle(destination)
     logger.info("exported and proven: %s", destination)
     return destination
 
 
-def _fill(staging: Path, config: Config, run: Run, folder: Dataset, choice: Choice, evaluation: Path) -> None:
+def _fill(
+    staging: Path, config: Config, run: Run, dataset: Dataset, choice: Choice, evaluation: Path
+) -> None:
     classifier, trained = evaluate.load_classifier(config, choice)
     signature = replace(trained, max_batch=config.export.max_batch)
-    job = Job(staging=staging, config=config, folder=folder, classifier=classifier, signature=signature)
+    job = Job(staging=staging, config=config, dataset=dataset, classifier=classifier, signature=signature)
     signature.save(staging / bundle.SIGNATURE)
     (staging / bundle.LABELS).write_bytes(bundle.labels(signature))
     with exporting(classifier, signature.preprocessing.image_size):
@@ -108,7 +110,7 @@ def _fill(staging: Path, config: Config, run: Run, folder: Dataset, choice: Choi
         )
         recommendation = recommend.recommend(measured, judged, job.threads)
         sealed.write_json(staging / recommend.RECOMMENDATION, recommendation)
-    sealed.write_json(staging / bundle.PROVENANCE, _provenance(run, folder, choice, evaluation))
+    sealed.write_json(staging / bundle.PROVENANCE, _provenance(run, dataset, choice, evaluation))
     if config.export.sign_key is not None:
         sign(staging, config.export.sign_key)
 
@@ -135,7 +137,7 @@ def _calibration(job: Job) -> Pixels:
     rules = job.signature.preprocessing
     if not any(FORMATS[name].precision == "int8" for name in job.config.export.formats):
         return np.zeros((0, 3, rules.image_size, rules.image_size), np.uint8)
-    samples = PlainSamples(job.folder, "train", rules)
+    samples = PlainSamples(job.dataset, "train", rules)
     order = sorted(range(len(samples)), key=lambda index: samples.samples[index].sha256)
     chosen = order[: job.config.export.calibration_images]
     logger.info("calibrating int8 on %d training images", len(chosen))
@@ -175,7 +177,7 @@ def _judge(job: Job, artefacts: list[Artefact]) -> list[accuracy.Judgement]:
     if not chosen:
         return []
     batches = plain_batches(
-        PlainSamples(job.folder, "val", job.signature.preprocessing),
+        PlainSamples(job.dataset, "val", job.signature.preprocessing),
         job.signature.max_batch,
         rank=0,
         world_size=1,
@@ -190,8 +192,8 @@ def _judge(job: Job, artefacts: list[Artefact]) -> list[accuracy.Judgement]:
 def _golden_samples(job: Job) -> list[Sample]:
     """A few validation images of each class, chosen by content hash: another file added moves few of them."""
     chosen = []
-    for label in range(len(job.folder.classes)):
-        candidates = [sample for sample in job.folder.splits["val"] if sample.label == label]
+    for label in range(len(job.dataset.classes)):
+        candidates = [sample for sample in job.dataset.splits["val"] if sample.label == label]
         candidates.sort(key=lambda sample: sample.sha256)
         chosen += candidates[: job.config.export.golden_per_class]
     return chosen[: job.config.export.golden_limit]
@@ -204,7 +206,7 @@ def _write_golden(job: Job) -> Rows:
     for number, sample in enumerate(_golden_samples(job)):
         suffix = PurePosixPath(sample.file).suffix.lower()
         paths.append(job.staging / bundle.GOLDEN / f"{number:03d}{suffix}")
-        paths[-1].write_bytes(job.folder.read(sample))
+        paths[-1].write_bytes(job.dataset.read(sample))
         arrays.append(preprocess(paths[-1].read_bytes(), job.signature.preprocessing))
     pixels = np.stack(arrays)
     answers = [
@@ -225,7 +227,7 @@ def _rows(job: Job, kind: str, names: Sequence[str], pixels: Pixels) -> Rows:
     return Rows(kind=kind, names=names, pixels=pixels, expected=expected)
 
 
-def _provenance(run: Run, folder: Dataset, choice: Choice, evaluation: Path) -> dict[str, Any]:
+def _provenance(run: Run, dataset: Dataset, choice: Choice, evaluation: Path) -> dict[str, Any]:
     metrics = json.loads((evaluation / evaluate.METRICS).read_bytes())
     return {
         "run": run.directory.name,
@@ -234,7 +236,7 @@ def _provenance(run: Run, folder: Dataset, choice: Choice, evaluation: Path) -> 
         "step": checkpoint.load_progress(choice.directory).step,
         "evaluation": evaluation.name,
         "metrics": {name: metrics[name] for name in ("split", "samples", "accuracy", "loss")},
-        "dataset_fingerprint": folder.fingerprint,
+        "dataset_fingerprint": dataset.fingerprint,
         "weights": choice.weights,
         "environment": runs.environment(),
     }

@@ -54,8 +54,8 @@ from train.trainer import Outputs, Trainer
 logger = logging.getLogger(__name__)
 
 
-def fit(config: Config, folder: Dataset) -> Path:
-    """Train, or continue, or find finished, the run that `config` and `folder` determine; returns its directory.
+def fit(config: Config, dataset: Dataset) -> Path:
+    """Train, or continue, or find finished, the run that `config` and `dataset` determine; returns its directory.
 
     Raises:
         Preempted: SIGTERM or SIGUSR1 came; the state was saved, and the next call continues there.
@@ -63,7 +63,7 @@ def fit(config: Config, folder: Dataset) -> Path:
         SealError: a checkpoint could not be written.
         DataError: an image cannot be decoded; the message names it.
     """
-    run = run_for(config, folder)
+    run = run_for(config, dataset)
     machine = launch(config.hardware, config.training)
     with ExitStack() as stack:
         if machine.is_first:
@@ -71,7 +71,7 @@ def fit(config: Config, folder: Dataset) -> Path:
         machine.fabric.barrier()
         stop = stack.enter_context(stop_requests())
         newest = machine.decide(checkpoint.newest(run) if machine.is_first else None)
-        trainer = prepare(config, run, folder, machine, stop, is_new=newest is None)
+        trainer = prepare(config, run, dataset, machine, stop, is_new=newest is None)
         if newest:
             _restore(trainer, newest)
         if _is_finished(trainer):
@@ -85,11 +85,11 @@ def fit(config: Config, folder: Dataset) -> Path:
 
 
 def prepare(
-    config: Config, run: Run, folder: Dataset, machine: Machine, stop: StopRequest, *, is_new: bool
+    config: Config, run: Run, dataset: Dataset, machine: Machine, stop: StopRequest, *, is_new: bool
 ) -> Trainer:
     torch.manual_seed(config.training.seed)
-    signature = checkpoint.signature_for(config, folder)
-    module = build_model(config.model, len(folder.classes), signature.mean, signature.std)
+    signature = checkpoint.signature_for(config, dataset)
+    module = build_model(config.model, len(dataset.classes), signature.mean, signature.std)
     if is_new:
         warm_start.start(module, config.model)
     freeze(module, config.optimizer.freeze)
@@ -100,15 +100,15 @@ def prepare(
     return Trainer(
         config=config,
         run=run,
-        folder=folder,
+        dataset=dataset,
         machine=machine,
         signature=signature,
         order=Order(
-            samples=len(folder.splits["train"]),
+            samples=len(dataset.splits["train"]),
             batch_size=config.training.batch_size,
             epochs=config.training.epochs,
             seed=config.training.seed,
-            fingerprint=folder.fingerprint,
+            fingerprint=dataset.fingerprint,
             avoided=machine.decide(health.avoided(run)),
         ),
         module=module,
@@ -171,7 +171,7 @@ def _open_outputs(trainer: Trainer, stack: ExitStack) -> Outputs:
     show = stack.enter_context(display(trainer.order.steps, config.training.epochs, speaks=machine.is_first))
     if not machine.is_first:
         return Outputs(show=show, board=None)
-    describe(run, config, trainer.folder, machine)
+    describe(run, config, trainer.dataset, machine)
     forget_metrics_after(run, trainer.progress.cursor)
     if trainer.progress.step:
         logger.info("continuing %s at step %d", run.directory.name, trainer.progress.step)
@@ -201,7 +201,7 @@ def _batches(trainer: Trainer) -> Iterator[Batch]:
     micro_batch = config.training.batch_size // config.training.accumulate // fabric.world_size
     warn_of_little_shared_memory(config.image.size, micro_batch, config.data.workers)
     samples = TrainingSamples(
-        trainer.folder,
+        trainer.dataset,
         trainer.signature.preprocessing,
         config.augment,
         config.training.seed,
@@ -244,7 +244,7 @@ def _validate_weights(trainer: Trainer, outputs: Outputs, weights: Weights) -> N
     fabric, progress = trainer.machine.fabric, trainer.progress
     trainer.machine.share_buffers(trainer.module)
     batches = plain_batches(
-        PlainSamples(trainer.folder, "val", trainer.signature.preprocessing),
+        PlainSamples(trainer.dataset, "val", trainer.signature.preprocessing),
         trainer.config.training.batch_size,
         rank=fabric.global_rank,
         world_size=fabric.world_size,

@@ -78,13 +78,13 @@ class TrainingSamples(TorchDataset[_Item]):
 
     def __init__(
         self,
-        folder: Dataset,
+        dataset: Dataset,
         rules: Preprocessing,
         config: AugmentConfig,
         seed: int,
         on_bad_sample: Literal["error", "skip"] = "error",
     ) -> None:
-        self.folder, self.samples = folder, folder.splits["train"]
+        self.dataset, self.samples = dataset, dataset.splits["train"]
         self.rules, self.config, self.seed = rules, config, seed
         self.on_bad_sample = on_bad_sample
 
@@ -93,7 +93,7 @@ class TrainingSamples(TorchDataset[_Item]):
         try:
             image = self._decode(index)
         except ImageError as error:
-            problem = f"{self.folder.where(self.samples[index])}: {error}"
+            problem = f"{self.dataset.where(self.samples[index])}: {error}"
             if self.on_bad_sample == "error":
                 raise DataError(problem) from error
             index, image = self._next_good(index)
@@ -112,7 +112,7 @@ class TrainingSamples(TorchDataset[_Item]):
         raise DataError(f"none of the {len(self.samples)} training images can be decoded")
 
     def _decode(self, index: int) -> Image.Image:
-        return decode(self.folder.read(self.samples[index]), self.rules)
+        return decode(self.dataset.read(self.samples[index]), self.rules)
 
 
 class PlainSamples(TorchDataset[_Item]):
@@ -121,8 +121,8 @@ class PlainSamples(TorchDataset[_Item]):
     One that cannot be decoded is always an error: a score over fewer images is another score.
     """
 
-    def __init__(self, folder: Dataset, split: Split, rules: Preprocessing) -> None:
-        self.folder, self.samples, self.rules = folder, folder.splits[split], rules
+    def __init__(self, dataset: Dataset, split: Split, rules: Preprocessing) -> None:
+        self.dataset, self.samples, self.rules = dataset, dataset.splits[split], rules
 
     def __len__(self) -> int:
         return len(self.samples)
@@ -130,9 +130,9 @@ class PlainSamples(TorchDataset[_Item]):
     def __getitem__(self, index: int) -> _Item:
         sample = self.samples[index]
         try:
-            return preprocess(self.folder.read(sample), self.rules), sample.label, 1.0, None
+            return preprocess(self.dataset.read(sample), self.rules), sample.label, 1.0, None
         except ImageError as error:
-            raise DataError(f"{self.folder.where(sample)}: {error}") from error
+            raise DataError(f"{self.dataset.where(sample)}: {error}") from error
 
 
 def training_batches(

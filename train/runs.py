@@ -61,7 +61,7 @@ class Run:
         return self.directory / "metrics.jsonl"
 
 
-def run_for(config: Config, folder: Dataset) -> Run:
+def run_for(config: Config, dataset: Dataset) -> Run:
     """The run that this configuration, data set, code and lock determine. Nothing is created.
 
     Raises SealError if `model.start_from` is not a sealed directory.
@@ -78,7 +78,7 @@ def run_for(config: Config, folder: Dataset) -> Run:
         {
             "name": config.run.name,
             "settings": settings,
-            "data": folder.fingerprint,
+            "data": dataset.fingerprint,
             "code": code_hash("train.fit"),
             "lock": hashing.of_file(LOCK),
         }
@@ -86,11 +86,11 @@ def run_for(config: Config, folder: Dataset) -> Run:
     return Run(directory=config.run.directory / f"{config.run.name}-{inputs[:8]}", inputs=inputs)
 
 
-def describe(run: Run, config: Config, folder: Dataset, machine: Machine) -> None:
+def describe(run: Run, config: Config, dataset: Dataset, machine: Machine) -> None:
     """Write `config.yaml` (every value, resolved) and `environment.json`."""
     run.directory.mkdir(parents=True, exist_ok=True)
     (run.directory / "config.yaml").write_text(configuration.to_yaml(config), encoding="utf-8")
-    write_json(run.directory / "environment.json", {**environment(), **_launched(config, folder, machine)})
+    write_json(run.directory / "environment.json", {**environment(), **_launched(config, dataset, machine)})
 
 
 def environment() -> dict[str, Any]:
@@ -148,7 +148,7 @@ def forget_metrics_after(run: Run, cursor: int) -> None:
     temporary.replace(run.metrics)
 
 
-def _launched(config: Config, folder: Dataset, machine: Machine) -> dict[str, Any]:
+def _launched(config: Config, dataset: Dataset, machine: Machine) -> dict[str, Any]:
     on_cuda = machine.device.type == "cuda"
     device = torch.cuda.get_device_name(machine.device) if on_cuda else platform.machine()
     return {
@@ -158,8 +158,8 @@ def _launched(config: Config, folder: Dataset, machine: Machine) -> dict[str, An
         "precision": {"requested": config.training.precision, "effective": machine.precision.precision},
         "data": {
             "root": config.data.url or str(configuration.to_dict(config)["data"]["root"]),
-            "fingerprint": folder.fingerprint,
-            "images": {split: len(samples) for split, samples in folder.splits.items()},
+            "fingerprint": dataset.fingerprint,
+            "images": {split: len(samples) for split, samples in dataset.splits.items()},
         },
     }
 

@@ -85,7 +85,7 @@ def _answer(trainer: Trainer, window: Window, problem: str, statistics: list[tor
         cursor=window.end,
         reason=problem,
         answer=answer,
-        files=tuple(trainer.folder.splits["train"][index].file for index in window.indices),
+        files=tuple(trainer.dataset.splits["train"][index].file for index in window.indices),
     )
     if trainer.machine.is_first:
         health.record(trainer.run, bad)

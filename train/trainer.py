@@ -26,7 +26,7 @@ class Trainer:
 
     config: Config
     run: Run
-    folder: Dataset
+    dataset: Dataset
     machine: Machine
     signature: Signature
     order: Order

@@ -42,7 +42,7 @@ def trainer_for(config: Config, tmp_path: Path, module: nn.Module, samples: int,
     return Trainer(
         config=config,
         run=Run(directory=tmp_path, inputs=""),
-        folder=Dataset(
+        dataset=Dataset(
             storage=Files(tmp_path),
             classes=("ant", "bee", "cat"),
             splits={"train": tuple(Sample(file=f"{n}.png", sha256="", label=0) for n in range(samples))},
