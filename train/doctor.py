@@ -223,7 +223,8 @@ def _about_files(diagnosis: Diagnosis, config: Config, where: Where) -> Iterator
     skips = config.data.on_bad_sample == "skip"
     named: dict[bool, list[str]] = {True: [], False: []}
     for place, (code, reason) in diagnosis.refused:
-        named[skips and place.split == "train"].append(f"{where(place.file)}: {code}: {reason}")
+        skipped = skips and place.split == "train" and code != "UNREADABLE"
+        named[skipped].append(f"{where(place.file)}: {code}: {reason}")
     yield Finding(
         kind="refused",
         severity="error",

@@ -53,9 +53,11 @@ def score(model: nn.Module, batches: Iterable[Batch], machine: Machine) -> Score
         for on_host in batches:
             batch = on_host.to(machine.device)
             logits = model(batch.images)
-            totals[0] += cross_entropy(logits, batch.labels, reduction="none").double().sum()
-            totals[1] += (logits.argmax(dim=1) == batch.labels).sum()
-            totals[2] += len(batch.labels)
+            losses = cross_entropy(logits, batch.labels, reduction="none")
+            right = logits.argmax(dim=1) == batch.labels
+            totals[0] += (losses * batch.weights).double().sum()
+            totals[1] += (right * batch.weights).sum()
+            totals[2] += batch.weights.sum()
     loss_sum, right_sum, samples = machine.total(totals).tolist()
     return Score(samples=int(samples), loss=loss_sum / samples, accuracy=right_sum / samples)
 

@@ -17,12 +17,12 @@ from slipway import config as configuration
 from slipway.artefact import Artefact
 from slipway.bundle import Golden
 from slipway.contract import Signature
-from slipway.preprocessing import preprocess
+from slipway.preprocessing import ImageError, preprocess
 from slipway.source import code_hash
 from train import accuracy, checkpoint, evaluate, parity, recommend, runs
 from train.checkpoint import Choice
 from train.config import Config, ExportConfig
-from train.dataset import Dataset, Sample
+from train.dataset import DataError, Dataset, Sample
 from train.formats import FORMATS
 from train.loader import PlainSamples, plain_batches
 from train.model import ImageClassifier
@@ -137,11 +137,18 @@ def _calibration(job: Job) -> Pixels:
     rules = job.signature.preprocessing
     if not any(FORMATS[name].precision == "int8" for name in job.config.export.formats):
         return np.zeros((0, 3, rules.image_size, rules.image_size), np.uint8)
-    samples = PlainSamples(job.dataset, "train", rules)
-    order = sorted(range(len(samples)), key=lambda index: samples.samples[index].sha256)
-    chosen = order[: job.config.export.calibration_images]
-    logger.info("calibrating int8 on %d training images", len(chosen))
-    return np.stack([samples[index][0] for index in chosen])
+    skips = job.config.data.on_bad_sample == "skip"
+    arrays: list[Pixels] = []
+    for sample in sorted(job.dataset.splits["train"], key=lambda sample: sample.sha256):
+        if len(arrays) == job.config.export.calibration_images:
+            break
+        try:
+            arrays.append(preprocess(job.dataset.read(sample), rules))
+        except ImageError as error:
+            if not skips:  # as training would have done
+                raise DataError(f"{job.dataset.where(sample)}: {error}") from error
+    logger.info("calibrating int8 on %d training images", len(arrays))
+    return np.stack(arrays)
 
 
 def _prove(

@@ -1,7 +1,8 @@
 """Training: one loop, top to bottom.
 
-The loop holds no hidden state. What it needs to continue is the model, its moving average, the optimiser, the loss
-scale and two integers; the order of samples, augmentation, dropout and the learning rate are functions of these.
+The loop holds no hidden state. What it needs to continue is the model, its moving average, the optimiser, and a few
+numbers (`checkpoint.Progress`); the order of samples, augmentation, dropout and the learning rate follow from these.
+Windows that were rolled back for are passed over: `bad_steps.jsonl`, beside the checkpoints, names them.
 """
 
 import logging
@@ -23,7 +24,7 @@ from train.ema import Average
 from train.evaluate import score
 from train.hardware import Machine, launch
 from train.health import DivergedError
-from train.instruments import instruments
+from train.instruments import profiling
 from train.loader import (
     Batch,
     PlainSamples,
@@ -109,13 +110,13 @@ def prepare(
             epochs=config.training.epochs,
             seed=config.training.seed,
             fingerprint=dataset.fingerprint,
-            avoided=machine.decide(health.avoided(run)),
+            avoided=machine.decide(health.avoided(run) if machine.is_first else None),
         ),
         module=module,
         model=model,
         optimizer=optimizer,
         ema=None if config.training.ema is None else Average(module, config.training.ema),
-        progress=Progress(precision=machine.precision.precision),
+        progress=Progress(precision=machine.precision.precision, loss_scale=machine.precision.state_dict()),
         stop=stop,
         meter=Meter(machine.device),
     )
@@ -132,12 +133,12 @@ def _restore(trainer: Trainer, directory: Path) -> None:
             trainer.progress.precision,
         )
     trainer.progress = replace(stored, precision=trainer.progress.precision)
-    if trainer.progress.loss_scale:
-        trainer.machine.precision.load_state_dict(trainer.progress.loss_scale)
+    trainer.machine.precision.load_state_dict(trainer.progress.loss_scale)
 
 
 def _train(trainer: Trainer) -> None:
     with ExitStack() as stack:
+        stack.enter_context(torch.autograd.set_detect_anomaly(trainer.config.debug.anomaly))
         outputs = _open_outputs(trainer, stack)
         if _at_epoch_end(trainer):
             _validate(trainer, outputs)  # what was not scored before training stopped, if anything
@@ -152,9 +153,11 @@ def _work_off(trainer: Trainer, outputs: Outputs) -> None:
     """Every window from where training stands to its end."""
     batches = trainer.meter.timed(_batches(trainer))
     for window in trainer.order.windows(trainer.progress.cursor):
+        before = trainer.progress.step
         stopping = step(trainer, window, batches, outputs)
-        at_end = _at_epoch_end(trainer)
-        if at_end or stopping or is_due(trainer.progress.step, trainer.config.training.checkpoint_every):
+        at_end, taken = _at_epoch_end(trainer), trainer.progress.step > before
+        due = taken and is_due(trainer.progress.step, trainer.config.training.checkpoint_every)
+        if at_end or stopping or due:
             _save(trainer)
         if stopping:
             raise _stopped(trainer)
@@ -175,9 +178,9 @@ def _open_outputs(trainer: Trainer, stack: ExitStack) -> Outputs:
     forget_metrics_after(run, trainer.progress.cursor)
     if trainer.progress.step:
         logger.info("continuing %s at step %d", run.directory.name, trainer.progress.step)
-    board = SummaryWriter(str(run.directory / "tensorboard"))
+    board = SummaryWriter(str(run.directory / "tensorboard"), purge_step=trainer.progress.step + 1)
     stack.callback(board.close)
-    profiler = stack.enter_context(instruments(config.debug, run))
+    profiler = stack.enter_context(profiling(config.debug, run))
     return Outputs(show=show, board=board, profiler=profiler)
 
 
@@ -190,7 +193,8 @@ def _roll_back(trainer: Trainer) -> None:
             "training.on_bad_loss is rollback, but there is no checkpoint yet; set training.checkpoint_every"
         )
     _restore(trainer, directory)
-    trainer.order = replace(trainer.order, avoided=machine.decide(health.avoided(run)))
+    avoided = machine.decide(health.avoided(run) if machine.is_first else None)
+    trainer.order = replace(trainer.order, avoided=avoided)
     if machine.is_first:
         forget_metrics_after(run, trainer.progress.cursor)
         logger.info("back at step %d", trainer.progress.step)
@@ -199,7 +203,8 @@ def _roll_back(trainer: Trainer) -> None:
 def _batches(trainer: Trainer) -> Iterator[Batch]:
     config, fabric = trainer.config, trainer.machine.fabric
     micro_batch = config.training.batch_size // config.training.accumulate // fabric.world_size
-    warn_of_little_shared_memory(config.image.size, micro_batch, config.data.workers)
+    workers_here = config.data.workers * trainer.machine.ranks_here
+    warn_of_little_shared_memory(config.image.size, micro_batch, workers_here)
     samples = TrainingSamples(
         trainer.dataset,
         trainer.signature.preprocessing,
@@ -282,7 +287,8 @@ def _is_finished(trainer: Trainer) -> bool:
     patience = trainer.config.training.patience
     if not _at_epoch_end(trainer) or _unscored(trainer):
         return False
-    waited = trainer.machine.decide(epochs_without_gain(trainer.run))
+    machine = trainer.machine
+    waited = machine.decide(epochs_without_gain(trainer.run) if machine.is_first else None)
     return trainer.progress.cursor == trainer.order.end or (patience is not None and waited >= patience)
 
 
@@ -296,9 +302,7 @@ def _unscored(trainer: Trainer) -> list[Weights]:
     One of two may have one: training can be killed between them.
     """
     kinds: list[Weights] = ["raw", "ema"] if trainer.ema else ["raw"]
-    scored = {
-        line["weights"]
-        for line in read_metrics(trainer.run)
-        if line["kind"] == "evaluation" and line["samples"] == trainer.progress.cursor
-    }
-    return trainer.machine.decide([weights for weights in kinds if weights not in scored])
+    machine, cursor = trainer.machine, trainer.progress.cursor
+    lines = list(read_metrics(trainer.run)) if machine.is_first else []
+    scored = {line["weights"] for line in lines if line["kind"] == "evaluation" and line["samples"] == cursor}
+    return machine.decide([weights for weights in kinds if weights not in scored])

@@ -71,7 +71,18 @@ def _images(root: Path, parent: Path, split: Split | None) -> Iterator[Found]:
             if any(part.startswith(".") for part in parts) or path.name.lower() in _IGNORED_FILES:
                 ignored.append(str(path.relative_to(parent)))
             else:
-                file = path.relative_to(root).as_posix()
-                yield Found(name=directory.name, file=file, sha256=hashing.of_file(path), split=split)
+                yield Found(
+                    name=directory.name,
+                    file=path.relative_to(root).as_posix(),
+                    sha256=_sha256(path),
+                    split=split,
+                )
     if ignored:
         logger.info("%s: ignored, not images: %s", parent, ", ".join(ignored))
+
+
+def _sha256(path: Path) -> str:
+    try:
+        return hashing.of_file(path)
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read ({error.strerror or error}); mend or remove it") from error

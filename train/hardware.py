@@ -25,10 +25,11 @@ class HardwareError(SlipwayError):
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
-    """The processes that train together, as one of them sees it."""
+    """The processes that train together, as one of them sees it. ranks_here: how many of them share this machine."""
 
     fabric: Fabric
     precision: Precision
+    ranks_here: int = 1
 
     @property
     def device(self) -> torch.device:
@@ -95,7 +96,7 @@ def launch(hardware: HardwareConfig, training: TrainingConfig) -> Machine:
             f"the launcher started {world_size} processes, but this one sees a world of {fabric.world_size}: "
             "they would train independently of each other"
         )
-    return Machine(fabric=fabric, precision=precision)
+    return Machine(fabric=fabric, precision=precision, ranks_here=local_size)
 
 
 def _launched(devices: int) -> tuple[int, int]:

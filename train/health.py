@@ -22,10 +22,13 @@ from train.runs import Run
 
 Answer = Literal["stop", "skip", "rollback"]
 
+BAD_STEPS = "bad_steps.jsonl"
 # A spike is held against an average over about this many steps.
 AVERAGED_STEPS = 50
 # More than so many bad steps in a run are no accident of the data.
 MOST_BAD_STEPS = 20
+# From 65536, a loss scale gets here by as many halvings in a row: no scale is small enough for such gradients.
+LEAST_LOSS_SCALE = 1.0
 # A layer's gradient this much larger than the median layer's is worth a look.
 EXPLODING = 1000.0
 
@@ -69,20 +72,27 @@ def averaged(average: float | None, loss: float, step: int) -> float:
 
 
 def record(run: Run, bad: BadStep) -> None:
-    """Write a bad step down in `bad_steps.jsonl`, once, before anything is done about it."""
-    if bad.cursor in {other.cursor for other in bad_steps(run)}:
+    """Write a bad step down in `bad_steps.jsonl`, once, before anything is done about it.
+
+    The few lines there are, are written anew and put in place whole: no kill can leave half of one.
+    """
+    known = bad_steps(run)
+    if bad.cursor in {other.cursor for other in known}:
         return
-    with (run.directory / "bad_steps.jsonl").open("a", encoding="utf-8") as file:
-        file.write(json.dumps(asdict(bad), ensure_ascii=False) + "\n")
+    path = run.directory / BAD_STEPS
+    temporary = path.with_suffix(".tmp")
+    with temporary.open("w", encoding="utf-8") as file:
+        file.writelines(json.dumps(asdict(each), ensure_ascii=False) + "\n" for each in [*known, bad])
         file.flush()
         os.fsync(file.fileno())
+    temporary.replace(path)
 
 
 def bad_steps(run: Run) -> list[BadStep]:
-    """Every bad step of a run so far. A line cut short by a kill is the last one, and is left out."""
-    path = run.directory / "bad_steps.jsonl"
-    lines = path.read_text(encoding="utf-8").splitlines(keepends=True) if path.exists() else []
-    contents = [json.loads(line) for line in lines if line.endswith("\n")]
+    """Every bad step of a run so far. For one rank to read and to tell the others."""
+    path = run.directory / BAD_STEPS
+    lines = path.read_text(encoding="utf-8").split("\n") if path.exists() else []
+    contents = [json.loads(line) for line in lines if line]
     return [BadStep(**{**content, "files": tuple(content["files"])}) for content in contents]
 
 

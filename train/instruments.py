@@ -1,4 +1,4 @@
-"""Slow looks into a training step: which operation made a NaN, and where the time goes."""
+"""A slow look into training steps: where the time goes."""
 
 import logging
 from collections.abc import Iterator
@@ -17,19 +17,18 @@ logger = logging.getLogger(__name__)
 
 
 @contextmanager
-def instruments(config: DebugConfig, run: Run) -> Iterator["torch.profiler.profile | None"]:
-    """Inside, autograd names the operation that made a NaN, or a profiler waits to be told of each step."""
-    with torch.autograd.set_detect_anomaly(config.anomaly):
-        if not config.profile:
-            yield None
-            return
-        schedule = torch.profiler.schedule(wait=PASSED - 1, warmup=1, active=RECORDED, repeat=1)
+def profiling(config: DebugConfig, run: Run) -> Iterator["torch.profiler.profile | None"]:
+    """Inside, if it is wanted, a profiler waits to be told of each step."""
+    if not config.profile:
+        yield None
+        return
+    schedule = torch.profiler.schedule(wait=PASSED - 1, warmup=1, active=RECORDED, repeat=1)
 
-        def write(profile: "torch.profiler.profile") -> None:
-            trace = run.directory / "profile.json"
-            profile.export_chrome_trace(str(trace))
-            table = profile.key_averages().table(sort_by="self_cpu_time_total", row_limit=ROWS)
-            logger.info("%d steps, also in %s (for ui.perfetto.dev):\n%s", RECORDED, trace, table)
+    def write(profile: "torch.profiler.profile") -> None:
+        trace = run.directory / "profile.json"
+        profile.export_chrome_trace(str(trace))
+        table = profile.key_averages().table(sort_by="self_cpu_time_total", row_limit=ROWS)
+        logger.info("%d steps, also in %s (for ui.perfetto.dev):\n%s", RECORDED, trace, table)
 
-        with torch.profiler.profile(schedule=schedule, on_trace_ready=write, profile_memory=True) as profile:
-            yield profile
+    with torch.profiler.profile(schedule=schedule, on_trace_ready=write, profile_memory=True) as profile:
+        yield profile

@@ -1,6 +1,7 @@
 """Samples -> batches of uint8 tensors. Workers hold no state: a batch depends on what was asked for, nothing else."""
 
 import logging
+import math
 import shutil
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -116,7 +117,7 @@ class TrainingSamples(TorchDataset[_Item]):
 
 
 class PlainSamples(TorchDataset[_Item]):
-    """Images exactly as the server will see them, for validation, evaluation and parity.
+    """Images exactly as the server will see them, for validation, evaluation and parity, asked for by `Draw`.
 
     One that cannot be decoded is always an error: a score over fewer images is another score.
     """
@@ -127,10 +128,10 @@ class PlainSamples(TorchDataset[_Item]):
     def __len__(self) -> int:
         return len(self.samples)
 
-    def __getitem__(self, index: int) -> _Item:
-        sample = self.samples[index]
+    def __getitem__(self, draw: Draw) -> _Item:
+        sample = self.samples[draw.index]
         try:
-            return preprocess(self.dataset.read(sample), self.rules), sample.label, 1.0, None
+            return preprocess(self.dataset.read(sample), self.rules), sample.label, draw.weight, None
         except ImageError as error:
             raise DataError(f"{self.dataset.where(sample)}: {error}") from error
 
@@ -166,10 +167,19 @@ def training_batches(
 def plain_batches(
     samples: PlainSamples, batch_size: int, *, rank: int, world_size: int, workers: int
 ) -> Iterator[Batch]:
-    """Every sample once over all ranks: no padding, no dropping. Ranks may get different numbers of batches."""
+    """Every sample once over all ranks, and as many batches on each of them.
+
+    A rank that has no samples left takes the first one with weight 0: where the model is sharded, every forward is one
+    of all ranks.
+    """
     mine = range(rank, len(samples), world_size)
-    indices = (list(mine[start : start + batch_size]) for start in range(0, len(mine), batch_size))
-    return _load(samples, indices, workers)
+    batches = math.ceil(math.ceil(len(samples) / world_size) / batch_size)
+    draws = (
+        [Draw(0, index) for index in mine[number * batch_size : (number + 1) * batch_size]]
+        or [Draw(0, 0, weight=0.0)]
+        for number in range(batches)
+    )
+    return _load(samples, draws, workers)
 
 
 @contextmanager
@@ -180,14 +190,18 @@ def worker_deaths_in_words() -> Iterator[None]:
     except RuntimeError as error:
         if not str(error).startswith("DataLoader worker (pid"):
             raise
+        free = f"; {SHARED_MEMORY} has {_free_mb()} MB free" if SHARED_MEMORY.is_dir() else ""
         raise LoaderError(
-            f"a loader worker died ({error}). If it was killed, memory was short: /dev/shm has {_free_mb()} MB free "
-            "(in Docker: --shm-size); lower data.workers or training.batch_size. Checkpoints are intact"
+            f"a loader worker died ({error}){free}. If it was killed, memory was short: lower data.workers or "
+            "training.batch_size, or give more (in Docker: --shm-size). Checkpoints are intact"
         ) from error
 
 
 def warn_of_little_shared_memory(image_size: int, micro_batch: int, workers: int) -> None:
-    """Say so before workers die of it (case B13). Docker gives a container 64 MB, Kubernetes does too."""
+    """Say so before workers die of it (case B13). Docker gives a container 64 MB, Kubernetes does too.
+
+    workers: of all ranks on this machine.
+    """
     needed = 3 * image_size**2 * micro_batch * workers * PREFETCHED // 2**20
     if SHARED_MEMORY.is_dir() and needed > _free_mb():
         logger.warning(

@@ -42,12 +42,15 @@ def mix(batch: Batch, config: AugmentConfig, random: np.random.Generator) -> Mix
     kind = kinds[random.integers(len(kinds))]
     concentration = getattr(config, kind)
     share = float(random.beta(concentration, concentration))
-    neighbours = batch.images.roll(1, dims=0)
+    own = torch.arange(len(batch.labels), device=batch.labels.device)
+    # Of a sample that weighs nothing nobody learns: beside one, an image is mixed with itself.
+    neighbour = own.roll(1).where(batch.weights.roll(1) > 0, own)
+    neighbours = batch.images[neighbour]
     if kind == "mixup":
         images = batch.images.float().lerp(neighbours.float(), 1 - share)
     else:
         images, share = _pasted(batch.images, neighbours, share, random)
-    return Mixed(images=images, labels=batch.labels, others=batch.labels.roll(1), share=share)
+    return Mixed(images=images, labels=batch.labels, others=batch.labels[neighbour], share=share)
 
 
 def _pasted(

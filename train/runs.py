@@ -68,12 +68,12 @@ def run_for(config: Config, dataset: Dataset) -> Run:
     """
     settings = configuration.to_dict(config)
     # Where things lie, what trains and what happens afterwards do not change what is trained.
-    for section in ("run", "doctor", "hardware", "export"):
+    for section in ("run", "doctor", "hardware", "debug", "export"):
         del settings[section]
     for option in ("source", "root", "url", "classes", "cache", "embedded", "workers"):
         del settings["data"][option]
     if start := config.model.start_from:
-        settings["model"]["start_from"] = sealed.read_manifest(start).seal
+        settings["model"]["start_from"] = _seal_of(start)
     inputs = hashing.of_data(
         {
             "name": config.run.name,
@@ -84,6 +84,16 @@ def run_for(config: Config, dataset: Dataset) -> Run:
         }
     )
     return Run(directory=config.run.directory / f"{config.run.name}-{inputs[:8]}", inputs=inputs)
+
+
+def _seal_of(start: Path) -> str:
+    try:
+        return sealed.read_manifest(start).seal
+    except sealed.SealError as error:
+        raise sealed.SealError(
+            f"model.start_from: {error}. A run is named after what it started from, so keep that: copy a checkpoint "
+            "out of a run that goes on and removes its older ones"
+        ) from error
 
 
 def describe(run: Run, config: Config, dataset: Dataset, machine: Machine) -> None:

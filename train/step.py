@@ -34,7 +34,7 @@ def step(trainer: Trainer, window: Window, batches: Iterator[Batch], outputs: Ou
     """
     config, progress = trainer.config, trainer.progress
     if window.end in trainer.order.avoided:
-        _pass_over(trainer, window)
+        _pass_over(trainer, window, [])
         return False
     seed_step(config.training.seed, window.end, trainer.machine.fabric.global_rank)
     rate = learning_rate(progress.step, trainer.order.steps, config.optimizer)
@@ -44,7 +44,7 @@ def step(trainer: Trainer, window: Window, batches: Iterator[Batch], outputs: Ou
     trainer.progress = progress = replace(progress, bad_samples=progress.bad_samples + bad)
     if bad == len(window.indices):  # nothing to learn from
         trainer.optimizer.zero_grad()
-        _pass_over(trainer, window)
+        _pass_over(trainer, window, statistics)
         return stopping
     norm = _clip(trainer)
     layers = _layer_norms(trainer)
@@ -58,13 +58,17 @@ def step(trainer: Trainer, window: Window, batches: Iterator[Batch], outputs: Ou
         return stopping
     trainer.optimizer.step()
     trainer.optimizer.zero_grad()
-    loss_scale = trainer.machine.precision.state_dict() if scaler else {}
-    trainer.progress = replace(progress, cursor=window.end, loss_scale=loss_scale)
+    trainer.progress = replace(progress, loss_scale=trainer.machine.precision.state_dict())
     if not math.isfinite(norm):
-        trainer.progress = replace(trainer.progress, skipped=progress.skipped + 1)
+        _say_overflow(trainer)
+        _pass_over(trainer, window, statistics)
         return stopping
-    average = health.averaged(progress.loss_average, loss, progress.step)
-    trainer.progress = replace(trainer.progress, step=progress.step + 1, loss_average=average)
+    trainer.progress = replace(
+        trainer.progress,
+        step=progress.step + 1,
+        cursor=window.end,
+        loss_average=health.averaged(progress.loss_average, loss, progress.step),
+    )
     if trainer.ema:
         trainer.ema.update(trainer.module)
     _log_layers(trainer, outputs, layers)
@@ -90,33 +94,50 @@ def _answer(trainer: Trainer, window: Window, problem: str, statistics: list[tor
     if trainer.machine.is_first:
         health.record(trainer.run, bad)
         logger.warning("WARNING: step %d, epoch %d: %s; %s", bad.step, bad.epoch, problem, answer)
-    times = trainer.machine.decide(len(health.bad_steps(trainer.run)))
+    machine = trainer.machine
+    times = machine.decide(len(health.bad_steps(trainer.run)) if machine.is_first else None)
     if answer == "stop" or times > health.MOST_BAD_STEPS:
+        often = f" It is the {times}th bad step of this run." if times > 1 else ""
         raise DivergedError(
-            f"step {bad.step}, epoch {bad.epoch}: {problem}. Lower optimizer.lr "
+            f"step {bad.step}, epoch {bad.epoch}: {problem}.{often} Lower optimizer.lr "
             f"({trainer.config.optimizer.lr:g}) or set optimizer.clip_norm, or see training.on_bad_loss; checkpoints "
-            f"are intact, and bad_steps.jsonl names the samples"
+            f"are intact, and {health.BAD_STEPS} names the samples"
         )
-    if answer == "rollback":
-        raise RolledBackError
     scaler = getattr(trainer.machine.precision, "scaler", None)
     if scaler:
         scaler.update()  # it was asked to unscale, and waits to hear how that went
         trainer.progress = replace(progress, loss_scale=trainer.machine.precision.state_dict())
-    for buffer, before in zip(trainer.module.buffers(), statistics, strict=True):
+    if answer == "rollback":
+        raise RolledBackError
+    _pass_over(trainer, window, statistics)
+
+
+def _say_overflow(trainer: Trainer) -> None:
+    """Raises DivergedError where no loss scale is small enough."""
+    scale = trainer.progress.loss_scale["scale"]
+    if scale < health.LEAST_LOSS_SCALE:
+        raise DivergedError(
+            f"step {trainer.progress.step}: the gradient overflows at every loss scale down to {scale:g}. Lower "
+            f"optimizer.lr ({trainer.config.optimizer.lr:g}), or train in bf16-mixed or 32-true; checkpoints are intact"
+        )
+    if trainer.machine.is_first:
+        logger.info(
+            "step %d: the gradient overflowed; the loss scale is %g now", trainer.progress.step, scale
+        )
+
+
+def _pass_over(trainer: Trainer, window: Window, statistics: list[torch.Tensor]) -> None:
+    """Nothing but the position in the data moves; batch statistics that a forward has moved are put back."""
+    for buffer, before in zip(trainer.module.buffers(), statistics, strict=False):
         buffer.copy_(before)
-    _pass_over(trainer, window)
-
-
-def _pass_over(trainer: Trainer, window: Window) -> None:
-    """Nothing but the position in the data moves."""
     progress = trainer.progress
     trainer.progress = replace(progress, cursor=window.end, skipped=progress.skipped + 1)
 
 
 def _batch_statistics(trainer: Trainer) -> list[torch.Tensor]:
-    """A copy of all buffers, if a bad step is to leave no trace in them: its forward has moved them already."""
-    if trainer.config.training.on_bad_loss != "skip":
+    """A copy of all buffers, where a step may turn out not to be taken: its forward has moved them by then."""
+    config, scaler = trainer.config, getattr(trainer.machine.precision, "scaler", None)
+    if config.training.on_bad_loss != "skip" and config.data.on_bad_sample != "skip" and scaler is None:
         return []
     return [buffer.clone() for buffer in trainer.module.buffers()]
 

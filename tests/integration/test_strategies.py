@@ -124,3 +124,23 @@ def test_failed_save_on_the_first_rank_ends_every_rank(
     assert result.returncode == 1
     assert "error: " in result.stderr
     assert str(run / "checkpoints") in result.stderr
+
+
+def test_sharded_validation_ends_where_ranks_have_unequal_numbers_of_batches(
+    checkout: Checkout, odd_folder: Path, tmp_path: Path
+) -> None:
+    """Nine images on two ranks in batches of four: one has a second batch, and every forward needs them both."""
+    small = tmp_path / "small"
+    shutil.copytree(odd_folder, small)
+    images = sorted(path for path in (small / "val").rglob("*") if path.is_file())
+    for path in images[9:]:
+        path.unlink()
+    settings = {**PLAIN, "training__epochs": 1, "training__batch_size": 4, "training__accumulate": 1}
+    scores = []
+    for setup in (Setup(), Setup(ranks=2, strategy="fsdp2")):
+        runs = tmp_path / setup.strategy
+        finish(checkout, setup.command(options(small, runs, **settings)))
+        scores += [line for line in metrics(run_of(runs)) if line["kind"] == "evaluation"]
+    alone, sharded = scores
+    assert sharded["accuracy"] == alone["accuracy"]
+    assert sharded["loss"] == pytest.approx(alone["loss"], abs=1e-4)

@@ -21,7 +21,7 @@ from train.fit import fit
 from train.folder import read_folder
 from train.hardware import launch
 from train.health import DivergedError, bad_steps
-from train.order import Window
+from train.order import Order, Window
 from train.preemption import Preempted
 from train.runs import MEASURED, Run, read_metrics, run_for
 from train.trainer import Trainer
@@ -339,6 +339,60 @@ def test_rollback_returns_to_the_checkpoint_and_passes_over_after_a_restart_too(
     fit(config, folder)
     assert without_speed(run) == expected
     assert_bit_equal(final_state(run), state)
+
+
+def test_rollback_in_fp16_leaves_a_scaler_that_works(
+    make_folder: MakeFolder, make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It had been asked to unscale the gradient of the bad step, and refuses to be asked twice."""
+    monkeypatch.setattr(loop, "build_model", lambda *arguments: Linear())
+    config = make_config(
+        make_folder(),
+        training__on_bad_loss="rollback",
+        training__precision="16-mixed",
+        training__checkpoint_every="1",
+    )
+    poison(monkeypatch, 16)
+    progress = final_state(fit(config, read_folder(config.data)))["progress"]
+    assert (progress["step"], progress["cursor"], progress["skipped"]) == (5, 42, 1)
+
+
+def test_window_that_is_passed_over_writes_no_checkpoint(
+    make_folder: MakeFolder, make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = make_config(
+        make_folder(),
+        training__on_bad_loss="skip",
+        training__checkpoint_every="1",
+        training__keep_checkpoints="9",
+        training__epochs="1",
+    )
+    poison(monkeypatch, 8, 16)
+    run = fit(config, read_folder(config.data))
+    assert [path.name for path in (run / "checkpoints").glob("step-*")] == ["step-00000001+0002"]
+
+
+def test_batch_statistics_do_not_move_where_no_sample_is_good(
+    make_folder: MakeFolder, make_config: MakeConfig
+) -> None:
+    """Case A07: the forward has run, on images that stand in for the bad ones."""
+    root = make_folder(train=1, classes=("ant", "bee", "cat"))
+    for name in ("ant", "bee"):
+        path = root / "train" / name / "0.png"
+        path.write_bytes(path.read_bytes()[:-20])
+    options = {"data__on_bad_sample": "skip", "training__batch_size": "2", "training__epochs": "1"}
+    config = make_config(root, model__name="resnet18", **options)
+    folder = read_folder(config.data)
+    state = final_state(fit(config, folder))
+    windows = [
+        window.indices
+        for window in Order(
+            samples=3, batch_size=2, epochs=1, seed=0, fingerprint=folder.fingerprint
+        ).windows(0)
+    ]
+    good = sum(2 in window for window in windows)
+    assert state["model.backbone.bn1.num_batches_tracked"].item() == good
+    assert state["progress"]["bad_samples"] == 2
 
 
 def test_rollback_without_a_checkpoint_and_too_many_bad_steps_end_training(

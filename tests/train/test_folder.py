@@ -128,3 +128,15 @@ def test_one_class_is_not_enough(make_folder: MakeFolder) -> None:
 def test_class_name_with_a_line_break_is_refused(make_folder: MakeFolder) -> None:
     with pytest.raises(DataError, match="line break"):
         read_folder(data_config(make_folder(("a\nb", "c"))))
+
+
+def test_file_that_cannot_be_read_is_named(make_folder: MakeFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As by its permissions, which mean nothing to root."""
+    root = make_folder()
+
+    def of_file(path: Path) -> str:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr("slipway.hashing.of_file", of_file)
+    with pytest.raises(DataError, match=r"0\.png: cannot be read \(Permission denied\); mend or remove it"):
+        read_folder(data_config(root))

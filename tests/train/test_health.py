@@ -60,12 +60,20 @@ def test_bad_steps_are_written_once_and_read_back(tmp_path: Path) -> None:
     assert avoided(run) == {16}
 
 
-def test_line_cut_short_by_a_kill_is_left_out(tmp_path: Path) -> None:
+def test_kill_while_writing_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = Run(directory=tmp_path, inputs="")
     record(run, bad(8, "rollback"))
-    with (tmp_path / "bad_steps.jsonl").open("a") as file:
-        file.write('{"step": 3, "epo')
+
+    def killed(_descriptor: int) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("os.fsync", killed)
+        with pytest.raises(KeyboardInterrupt):
+            record(run, bad(16, "rollback"))
     assert avoided(run) == {8}
+    record(run, bad(16, "rollback"))
+    assert avoided(run) == {8, 16}
 
 
 def test_layers_without_gradient_and_with_far_too_much_are_named() -> None:

@@ -1,15 +1,13 @@
 import json
-from pathlib import Path
 
 import pytest
 import torch
 
 from tests.train.conftest import MakeConfig, MakeFolder
-from train.config import DebugConfig
 from train.fit import fit
 from train.folder import read_folder
-from train.instruments import instruments
-from train.runs import Run
+from train.mixing import Mixed
+from train.runs import run_for
 
 
 def test_profile_of_a_few_steps_is_written_and_shown(
@@ -23,11 +21,24 @@ def test_profile_of_a_few_steps_is_written_and_shown(
     assert "Self CPU" in caplog.text
 
 
-def test_anomaly_detection_names_the_operation(tmp_path: Path) -> None:
-    x = torch.tensor(-1.0, requires_grad=True)
+def test_anomaly_detection_names_the_operation(
+    make_folder: MakeFolder, make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = make_config(make_folder(), debug__anomaly="true", training__epochs="1")
+
+    def losses(mixed: Mixed, logits: torch.Tensor, label_smoothing: float) -> torch.Tensor:
+        return (-logits.square()).sqrt().sum(dim=1) * 0
+
+    monkeypatch.setattr(Mixed, "losses", losses)
     with (
-        instruments(DebugConfig(anomaly=True), Run(directory=tmp_path, inputs="")),
         pytest.warns(UserWarning, match="Error detected in SqrtBackward"),
         pytest.raises(RuntimeError, match="SqrtBackward0"),
     ):
-        (x.sqrt() * 0).backward()
+        fit(config, read_folder(config.data))
+
+
+def test_looking_closer_goes_on_with_the_same_run(make_folder: MakeFolder, make_config: MakeConfig) -> None:
+    root = make_folder()
+    folder = read_folder(make_config(root).data)
+    closer = make_config(root, debug__anomaly="true", debug__profile="true")
+    assert run_for(closer, folder) == run_for(make_config(root), folder)

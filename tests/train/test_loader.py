@@ -24,7 +24,7 @@ from train.loader import (
     warn_of_little_shared_memory,
     worker_deaths_in_words,
 )
-from train.order import Order
+from train.order import Draw, Order
 
 RULES = Preprocessing(image_size=16, resize_size=16)
 
@@ -92,14 +92,16 @@ def test_evaluation_takes_every_sample_once(
     """Case B06."""
     folder = read_folder(data_config(make_folder()))
     samples = PlainSamples(folder, "val", RULES)
-    seen = [
-        batch.images
+    ranks = [
+        list(plain_batches(samples, batch_size, rank=rank, world_size=world_size, workers=0))
         for rank in range(world_size)
-        for batch in plain_batches(samples, batch_size, rank=rank, world_size=world_size, workers=0)
     ]
-    expected = {samples[index][0].tobytes() for index in range(len(samples))}
+    seen = [batch.images[batch.weights > 0] for batches in ranks for batch in batches]
+    expected = {samples[Draw(0, index)][0].tobytes() for index in range(len(samples))}
     assert sum(map(len, seen)) == len(samples)
     assert {image.numpy().tobytes() for images in seen for image in images} == expected
+    # Where the model is sharded, every forward is one of all ranks.
+    assert len({len(batches) for batches in ranks}) == 1
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -213,7 +215,7 @@ def test_extension_does_not_matter(make_folder: MakeFolder, tmp_path: Path) -> N
     Image.new("RGB", (30, 30), (1, 2, 3)).save(file, "JPEG")
     (root / "val" / "ant" / "0.png").write_bytes(file.getvalue())
     folder = read_folder(data_config(root))
-    assert len(PlainSamples(folder, "val", RULES)[0][0]) == 3
+    assert len(PlainSamples(folder, "val", RULES)[Draw(0, 0)][0]) == 3
 
 
 def test_death_of_a_worker_is_said_in_words(make_folder: MakeFolder) -> None:

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -68,3 +70,12 @@ def test_image_alone_in_its_micro_batch_stays_what_it_is() -> None:
     alone = Batch(images=BATCH.images[:1], labels=BATCH.labels[:1], weights=BATCH.weights[:1])
     mixed = mix(alone, AugmentConfig(mixup=0.8), generator())
     assert torch.equal(mixed.images, alone.images.float())
+
+
+def test_nobody_learns_from_a_neighbour_that_weighs_nothing() -> None:
+    """A sample that could not be decoded: another image stands in its place, with weight 0."""
+    batch = replace(BATCH, weights=torch.tensor([1.0, 0.0, 1.0, 1.0]))
+    for config in (AugmentConfig(mixup=0.8), AugmentConfig(cutmix=1.0)):
+        mixed = mix(batch, config, generator())
+        assert torch.equal(mixed.images[2].float(), BATCH.images[2].float())
+        assert mixed.others.tolist() == [3, 0, 2, 2]

@@ -155,3 +155,24 @@ def test_dropout_is_a_function_of_the_position_in_training() -> None:
     assert not torch.equal(first, torch.rand(4))
     steps.seed_step(0, 8, 0)
     assert torch.equal(first, torch.rand(4))
+
+
+def test_gradient_that_overflows_at_every_scale_ends_training(
+    make_config: MakeConfig,
+    tmp_path: Path,
+    pictures: tuple[torch.Tensor, torch.Tensor],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """It is said each time, and not for ever."""
+    images, labels = pictures
+    config = make_config(tmp_path, training__batch_size="8")
+    trainer = trainer_for(config, tmp_path, Linear(), samples=7, precision="16-mixed")
+    trainer.machine.precision.scaler = torch.amp.GradScaler("cpu", init_scale=2.0)  # type: ignore[attr-defined]
+    trainer.module.linear.weight.register_hook(lambda gradient: gradient * math.inf)  # type: ignore[union-attr]
+    batches = iter(data_for(trainer.order, 1, images, labels))
+    windows = trainer.order.windows(0)
+    caplog.set_level("INFO")
+    steps.step(trainer, next(windows), batches, SILENT)
+    assert "the gradient overflowed; the loss scale is 1 now" in caplog.text
+    with pytest.raises(DivergedError, match=r"at every loss scale down to 0\.5"):
+        steps.step(trainer, next(windows), batches, SILENT)
