@@ -86,22 +86,23 @@ def test_compiling_and_checkpointing_at_once_are_refused(make_config: MakeConfig
         make_config(tmp_path, hardware__compile="block", hardware__activation_checkpointing="block")
 
 
-# Adam divides by the square root of small numbers, which turns another order of summation into more than rounding.
+# With SGD: Adam divides by the square root of small numbers, and turns another order of summation into much more.
 @pytest.mark.parametrize(
     ("tolerance", "options"),
     [
         (0.0, {"hardware__activation_checkpointing": "selective"}),
-        (5e-3, {"hardware__channels_last": "true"}),
-        (0.15, {"hardware__channels_last": "true", "training__precision": "bf16-mixed"}),
+        (2e-3, {"hardware__channels_last": "true"}),
+        (0.05, {"hardware__channels_last": "true", "training__precision": "bf16-mixed"}),
     ],
 )
 def test_training_gives_the_losses_of_plain_training(
     make_folder: MakeFolder, make_config: MakeConfig, tolerance: float, options: dict[str, str]
 ) -> None:
     root = make_folder()
+    gentle = {"optimizer__name": "sgd", "optimizer__lr": "0.01"}
     runs = [
         fit(
-            make_config(root, run__directory=str(root.parent / name), **chosen),
+            make_config(root, run__directory=str(root.parent / name), **gentle, **chosen),
             read_folder(make_config(root).data),
         )
         for name, chosen in (("plain", {}), ("other", options))
