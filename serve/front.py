@@ -144,24 +144,26 @@ class Front:
 
     def _start(self) -> "subprocess.Popen[bytes]":
         configuration = Path(self._folder.name, "haproxy.cfg")
-        configuration.write_text(
-            Template(CONFIGURATION.read_text()).substitute(
-                asdict(self.ports),
-                address=LOOPBACK,
-                socket=self._socket,
-                drain_seconds=DRAIN_SECONDS,
-                max_request_bytes=MAX_REQUEST_BYTES,
-            )
+        text = Template(CONFIGURATION.read_text()).substitute(
+            asdict(self.ports),
+            address=LOOPBACK,
+            socket=self._socket,
+            drain_seconds=DRAIN_SECONDS,
+            max_request_bytes=MAX_REQUEST_BYTES,
         )
-        with self._log.open("wb") as output:
-            return subprocess.Popen(
-                tether.command(self._haproxy, "-db", "-f", str(configuration)),
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                # Ctrl-C reaches only us.
-                start_new_session=True,
-            )
+        try:
+            configuration.write_text(text)
+            with self._log.open("wb") as output:
+                return subprocess.Popen(
+                    tether.command(self._haproxy, "-db", "-f", str(configuration)),
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=subprocess.STDOUT,
+                    # Ctrl-C reaches only us.
+                    start_new_session=True,
+                )
+        except OSError as error:
+            raise FrontFailure(f"HAProxy could not be started: {error}; is there room in /tmp?") from error
 
     def _wait_until_it_listens(self) -> None:
         """It binds its ports, which may fail, before it answers on its socket."""

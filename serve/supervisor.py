@@ -40,13 +40,14 @@ logger = logging.getLogger(__name__)
 class Serving:
     """The server that gets the requests.
 
-    sick: it is to be replaced. failed_probes: in a row.
+    sick: it is to be replaced. wrong: it answers wrongly, and gets no request any more. failed_probes: in a row.
     """
 
     server: Server
     since: float
     next_probe: float
     sick: bool = False
+    wrong: bool = False
     failed_probes: int = 0
 
 
@@ -104,6 +105,8 @@ class Supervisor:
         self._wanted: Path | None = None
         self._replacements_in_a_row = 0
         self._replace_at = 0.0
+        self._front_failures_in_a_row = 0
+        self._restart_front_at = 0.0
 
     @property
     def server(self) -> Server:
@@ -136,18 +139,35 @@ class Supervisor:
                 server.kill()
 
     def step(self) -> None:
-        """Look after everything once. Takes as long as a probe at most."""
+        """Look after everything once, or only after HAProxy if that is not well: nobody is served without it."""
+        if self._front_failures_in_a_row == 0:
+            try:
+                self._front.raise_if_ended()
+                self._watch_link()
+                self._watch_server()
+                self._advance_candidate()
+                self._let_retired_go()
+            except FrontFailure as error:
+                self._restart_front_later(error)
+        if self._front_failures_in_a_row > 0 and time.monotonic() >= self._restart_front_at:
+            self._restart_front()
+
+    def _restart_front_later(self, reason: FrontFailure) -> None:
+        """At once, or after a pause that grows with every attempt that fails."""
+        self._front_failures_in_a_row += 1
+        pause = pause_before(self._front_failures_in_a_row)
+        self._restart_front_at = time.monotonic() + pause
+        logger.warning("WARNING: %s\nstarting it again in %g s", reason, pause)
+
+    def _restart_front(self) -> None:
         try:
-            self._front.raise_if_ended()
-            self._watch_link()
-            self._watch_server()
-            self._advance_candidate()
-            self._let_retired_go()
-        except FrontFailure as error:
-            logger.warning("WARNING: %s\nstarting it again", error)
             self._front.restart()
-            if self._serving is not None:
+            if self._serving is not None and not self._serving.wrong:
                 self._front.point_at(self._serving.server)
+        except FrontFailure as error:
+            self._restart_front_later(error)
+        else:
+            self._front_failures_in_a_row = 0
 
     def _watch_link(self) -> None:
         wanted = self._link.resolve()
@@ -181,9 +201,12 @@ class Supervisor:
             if now >= self._serving.next_probe:
                 self._probe(self._serving)
         except (ServerError, ServingError, WrongAnswer) as error:
+            if now - self._serving.since > STEADY_SECONDS:
+                self._replacements_in_a_row = 0
             self._serving.sick = True
+            self._serving.wrong = isinstance(error, WrongAnswer)
             self._replace_later(error)
-            if isinstance(error, WrongAnswer):
+            if self._serving.wrong:
                 self._front.point_at_nobody()
 
     def _probe(self, serving: Serving) -> None:
@@ -209,12 +232,9 @@ class Supervisor:
     def _replace_later(self, reason: SlipwayError) -> None:
         """Once more, after a pause that grows with every replacement in a row."""
         assert self._serving is not None
-        now = time.monotonic()
-        if now - self._serving.since > STEADY_SECONDS:
-            self._replacements_in_a_row = 0
         self._replacements_in_a_row += 1
         pause = pause_before(self._replacements_in_a_row)
-        self._replace_at = now + pause
+        self._replace_at = time.monotonic() + pause
         logger.warning(
             "WARNING: %s: %s\nstarting another server in %g s (replacement %d in a row)",
             self._serving.server.release.identity,

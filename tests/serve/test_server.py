@@ -183,6 +183,30 @@ def test_health_check_sees_dead_models_that_triton_does_not(release: Release) ->
                 check(client, release)
 
 
+def test_a_process_that_may_not_be_looked_at_is_not_taken_for_dead(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def deny(*_: object) -> None:
+        raise psutil.AccessDenied
+
+    monkeypatch.setattr(psutil.Process, "status", deny)
+    server.raise_if_crippled()
+    monkeypatch.setattr(psutil.Process, "net_connections", deny)
+    assert not server.answers()
+
+
+def test_a_release_whose_models_have_vanished_is_refused_in_words(release: Release, tmp_path: Path) -> None:
+    vanished = variant(release, tmp_path / "release", lambda _: None)
+    shutil.rmtree(vanished.models)
+    with (
+        pytest.raises(
+            ServerError, match=f"{vanished.directory}: Triton could not be started with it: .*No such"
+        ),
+        serving(vanished),
+    ):
+        pass
+
+
 def test_numpy_2_is_refused_in_words(release: Release) -> None:
     """Case D18."""
     words = r"could not load model \w+: .*numpy 2\.\S+ is installed .* reads numpy 2 arrays silently wrong"
