@@ -60,6 +60,17 @@ def test_a_port_that_swallows_connections_is_unreachable_within_the_connect_dead
     assert time.monotonic() - start < PATIENCE
 
 
+def test_a_connection_is_not_waited_for_beyond_the_deadline(protocol: str, blackhole: str) -> None:
+    """Case D09."""
+    start = time.monotonic()
+    with (
+        CLIENTS[protocol](blackhole, connect_seconds=60, deadline_seconds=0.5) as client,
+        pytest.raises((Unreachable, DeadlineExceeded)),
+    ):
+        client.classify([b""])
+    assert time.monotonic() - start < PATIENCE
+
+
 @pytest.fixture
 def trickle() -> Iterator[str]:
     """An HTTP server that answers a byte at a time and never ends: no single read takes long."""
