@@ -391,9 +391,14 @@ def _private_folder() -> Path:
 
 
 def _environment(python: Path) -> dict[str, str]:
-    """Our environment, with the models' Python first on PATH and nothing that could lead it elsewhere."""
+    """Our environment, with the models' Python first on PATH and nothing that could lead it elsewhere.
+
+    COVERAGE_PROCESS_...: what coverage.py makes every Python below a measured one measure itself with.
+    """
     variables = {
-        name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONHOME")
+        name: value
+        for name, value in os.environ.items()
+        if name not in ("PYTHONPATH", "PYTHONHOME") and not name.startswith("COVERAGE_PROCESS_")
     }
     variables["PATH"] = f"{python / 'bin'}{os.pathsep}{variables.get('PATH', os.defpath)}"
     return variables

@@ -91,6 +91,16 @@ def test_a_server_that_does_not_stop_is_killed_with_all_its_processes(
     assert not any(path.exists() for path in memory)
 
 
+def test_models_are_not_led_elsewhere_and_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    unwanted = ("PYTHONPATH", "PYTHONHOME", "COVERAGE_PROCESS_START", "COVERAGE_PROCESS_CONFIG")
+    for name in (*unwanted, "KEPT"):
+        monkeypatch.setenv(name, "anything")
+    variables = servers._environment(SERVE)
+    assert not variables.keys() & set(unwanted)
+    assert variables["KEPT"] == "anything"
+    assert variables["PATH"].startswith(f"{SERVE / 'bin'}{os.pathsep}")
+
+
 def test_a_failure_while_serving_stops_the_server(release: Release) -> None:
     with pytest.raises(ZeroDivisionError), serving(release) as server:
         raise ZeroDivisionError
