@@ -120,6 +120,10 @@ class Front:
         if (status := self._process.poll()) is not None:
             raise FrontFailure(f"HAProxy ended by itself with status {status}{shown_tail(self._log)}")
 
+    def raise_if_silent(self) -> None:
+        """Raises FrontFailure if HAProxy does not answer on its socket, as when it was stopped."""
+        self._tell("show version")
+
     def restart(self) -> None:
         """End HAProxy, if it has not ended, and start it again on the same ports. It points nowhere yet."""
         self._process.kill()
@@ -170,7 +174,7 @@ class Front:
         deadline = time.monotonic() + START_SECONDS
         while True:
             try:
-                self._tell("show version")
+                self.raise_if_silent()
             except FrontFailure:
                 self.raise_if_ended()
                 if time.monotonic() > deadline:

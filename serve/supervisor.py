@@ -2,8 +2,8 @@
 
 Everything happens in one loop of one thread, in small steps: watch what serves, watch which release is wanted,
 bring a candidate up, move the traffic, let the one before finish. A candidate is a server that gets no request yet:
-the replacement of one that is not well, or the first of another release. It takes over when it has answered golden
-images over both protocols, and not before, so nothing that cannot answer ever replaces something that can.
+the replacement of one that is not well, or the first of another release. It takes over when it has answered a golden
+image over both protocols, and not before, so nothing that cannot answer ever replaces something that can.
 """
 
 import logging
@@ -91,7 +91,8 @@ class Supervisor:
 
     Args:
         link: a release, or a link to one that may be moved to another while we run.
-        probe_seconds: how often the server is asked for a golden image over both protocols.
+        probe_seconds: how often the server is asked for a golden image over both protocols, and HAProxy whether it
+            is there.
     """
 
     def __init__(self, front: Front, link: Path, probe_seconds: float) -> None:
@@ -107,6 +108,7 @@ class Supervisor:
         self._replace_at = 0.0
         self._front_failures_in_a_row = 0
         self._restart_front_at = 0.0
+        self._next_front_probe = 0.0
 
     @property
     def server(self) -> Server:
@@ -142,7 +144,7 @@ class Supervisor:
         """Look after everything once, or only after HAProxy if that is not well: nobody is served without it."""
         if self._front_failures_in_a_row == 0:
             try:
-                self._front.raise_if_ended()
+                self._watch_front()
                 self._watch_link()
                 self._watch_server()
                 self._advance_candidate()
@@ -151,6 +153,13 @@ class Supervisor:
                 self._restart_front_later(error)
         if self._front_failures_in_a_row > 0 and time.monotonic() >= self._restart_front_at:
             self._restart_front()
+
+    def _watch_front(self) -> None:
+        self._front.raise_if_ended()
+        now = time.monotonic()
+        if now >= self._next_front_probe:
+            self._next_front_probe = now + self._probe_seconds
+            self._front.raise_if_silent()
 
     def _restart_front_later(self, reason: FrontFailure) -> None:
         """At once, or after a pause that grows with every attempt that fails."""
@@ -210,7 +219,7 @@ class Supervisor:
                 self._front.point_at_nobody()
 
     def _probe(self, serving: Serving) -> None:
-        """Ask for golden images. Raises WrongAnswer at once, ServingError when it has happened often enough."""
+        """Ask for a golden image. Raises WrongAnswer at once, ServingError when it has happened often enough."""
         serving.next_probe = time.monotonic() + self._probe_seconds
         deadline = self._probe_seconds / len(serving.server.urls)
         try:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from serve import front as fronts
 from serve import health, repository
 from serve import server as servers
 from serve import supervisor as supervisors
@@ -124,6 +125,18 @@ def test_front_that_dies_is_started_again_on_the_same_ports(supervisor: Supervis
     front._process.kill()
     front._process.wait()
     supervisor.step()
+    assert label_of_5(front) == {"5"}
+
+
+def test_front_that_stands_still_is_started_again(
+    supervisor: Supervisor, front: Front, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its process looks as if nothing had happened, and connections to it are even made."""
+    monkeypatch.setattr(fronts, "COMMAND_SECONDS", 1)
+    stopped = front._process
+    stopped.send_signal(signal.SIGSTOP)
+    supervisor._next_front_probe = 0
+    step_until(supervisor, lambda: stopped.poll() is not None and supervisor._front_failures_in_a_row == 0)
     assert label_of_5(front) == {"5"}
 
 
