@@ -156,6 +156,7 @@ class Front:
             max_request_bytes=MAX_REQUEST_BYTES,
         )
         try:
+            configuration.parent.mkdir(mode=0o700, exist_ok=True)  # something may have swept /tmp meanwhile
             configuration.write_text(text)
             with self._log.open("wb") as output:
                 return subprocess.Popen(

@@ -242,7 +242,7 @@ class Server:
         status = self._process.poll()
         if status is None:
             return
-        text = self.log.read_text(errors="replace")
+        text = read(self.log)
         if taken := _PORT_IN_USE.search(text):
             raise PortTaken(f"port {taken['port']} was taken by another process while Triton started")
         if failed := _LOAD_FAILURE.search(text):
@@ -330,9 +330,17 @@ class Server:
         ]
 
 
+def read(log: Path) -> str:
+    """What a log says, or why it cannot be read: whatever sweeps the folder of temporary files ends no service."""
+    try:
+        return log.read_text(errors="replace")
+    except OSError as error:
+        return f"(its log cannot be read: {error})"
+
+
 def shown_tail(log: Path) -> str:
     """The end of a sentence: the last lines of a log, without the tables that Triton draws."""
-    text = [line for line in log.read_text(errors="replace").splitlines() if not line.startswith(("|", "+"))]
+    text = [line for line in read(log).splitlines() if not line.startswith(("|", "+"))]
     lines = text[-LOG_TAIL_LINES:]
     return "\n".join(["; the end of its log:", *lines])
 

@@ -3,6 +3,7 @@
 import errno
 import os
 import re
+import shutil
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -179,6 +180,19 @@ def test_a_full_disk_ends_no_service(
         step_until(supervisor, lambda: "HAProxy could not be started" in caplog.text)
     step_until(supervisor, lambda: supervisor.server is not dead)
     assert label_of_5(front) == {"5"}
+
+
+def test_who_sweeps_the_folders_of_temporary_files_ends_no_service(
+    supervisor: Supervisor, front: Front, caplog: pytest.LogCaptureFixture
+) -> None:
+    swept = supervisor.server
+    shutil.rmtree(swept.log.parent)
+    shutil.rmtree(front._folder.name)
+    supervisor._next_front_probe = 0
+    os.kill(swept.pid, signal.SIGKILL)
+    step_until(supervisor, lambda: supervisor.server is not swept)
+    assert label_of_5(front) == {"5"}
+    assert "its log cannot be read" in caplog.text
 
 
 def test_wrong_answers_are_stopped_at_once(
