@@ -132,7 +132,7 @@ def _up_options(parser: argparse.ArgumentParser) -> None:
         type=float,
         default=5.0,
         metavar="SECONDS",
-        help="how often to check that golden images are answered well (default: 5)",
+        help="how often to check that a golden image is answered well (default: 5)",
     )
 
 

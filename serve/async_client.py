@@ -89,9 +89,10 @@ class AsyncHttpClient(AsyncClient):
         return str((await self._call(self._client.get_server_metadata, seconds))["version"])
 
     async def _call(self, function: Callable[[], Awaitable[Result]], seconds: float) -> Result:
-        await self._ensure_connected()
+        patience = Patience(seconds, retries=0)
+        await self._ensure_connected(seconds)
         try:
-            async with asyncio.timeout(seconds):
+            async with asyncio.timeout(patience.seconds):
                 return await function()
         except TimeoutError:
             raise self._deadline_exceeded() from None
@@ -103,13 +104,13 @@ class AsyncHttpClient(AsyncClient):
                 f"{self._url}: no server answers there over HTTP ({error})", sent=sent
             ) from None
 
-    async def _ensure_connected(self) -> None:
+    async def _ensure_connected(self, seconds: float) -> None:
         """aiohttp would spend all of the first call's deadline on a connection that nobody takes."""
         if self._connected:
             return
         host, port = self._url.rsplit(":", 1)
         try:
-            async with asyncio.timeout(self._connect_seconds):
+            async with asyncio.timeout(min(self._connect_seconds, seconds)):
                 _, writer = await asyncio.open_connection(host, int(port))
         except OSError as error:  # TimeoutError is one
             raise Unreachable(
@@ -132,31 +133,36 @@ class AsyncGrpcClient(AsyncClient):
     async def _classify(self, tensor: npt.NDArray[np.object_], top: int, seconds: float) -> list[Answer]:
         inputs, outputs = protocol.request(tritonclient.grpc, tensor, top)
         result = await self._call(
-            lambda: self._client.infer(
-                ENSEMBLE, inputs, model_version=self._version, outputs=outputs, client_timeout=seconds
-            )
+            lambda left: self._client.infer(
+                ENSEMBLE, inputs, model_version=self._version, outputs=outputs, client_timeout=left
+            ),
+            seconds,
         )
         return protocol.grpc_answers(result)
 
     async def _server_version(self, seconds: float) -> str:
-        metadata = await self._call(lambda: self._client.get_server_metadata(client_timeout=seconds))
+        metadata = await self._call(
+            lambda left: self._client.get_server_metadata(client_timeout=left), seconds
+        )
         return str(metadata.version)
 
-    async def _call(self, function: Callable[[], Awaitable[Result]]) -> Result:
-        await self._ensure_connected()
+    async def _call(self, function: Callable[[float], Awaitable[Result]], seconds: float) -> Result:
+        """`function(seconds that are left)`, once there is a connection."""
+        patience = Patience(seconds, retries=0)
+        await self._ensure_connected(seconds)
         try:
-            return await function()
+            return await function(patience.seconds)
         except InferenceServerException as error:
             if protocol.deadline_has_passed(error):
                 raise self._deadline_exceeded() from None
             raise protocol.grpc_error(self._url, error) from None
 
-    async def _ensure_connected(self) -> None:
+    async def _ensure_connected(self, seconds: float) -> None:
         """gRPC connects on the first call, and would spend all of that call's deadline on it."""
         if self._connected:
             return
         try:
-            await self._client.is_server_live(client_timeout=self._connect_seconds)
+            await self._client.is_server_live(client_timeout=min(self._connect_seconds, seconds))
         except InferenceServerException as error:
             raise protocol.no_grpc_server(self._url, error) from None
         self._connected = True

@@ -127,30 +127,34 @@ class GrpcClient(Client):
     def _classify(self, tensor: npt.NDArray[np.object_], top: int, seconds: float) -> list[Answer]:
         inputs, outputs = protocol.request(tritonclient.grpc, tensor, top)
         result = self._call(
-            lambda: self._client.infer(
-                ENSEMBLE, inputs, model_version=self._version, outputs=outputs, client_timeout=seconds
-            )
+            lambda left: self._client.infer(
+                ENSEMBLE, inputs, model_version=self._version, outputs=outputs, client_timeout=left
+            ),
+            seconds,
         )
         return protocol.grpc_answers(result)
 
     def _server_version(self, seconds: float) -> str:
-        return str(self._call(lambda: self._client.get_server_metadata(client_timeout=seconds)).version)
+        metadata = self._call(lambda left: self._client.get_server_metadata(client_timeout=left), seconds)
+        return str(metadata.version)
 
-    def _call(self, function: Callable[[], Result]) -> Result:
-        self._ensure_connected()
+    def _call(self, function: Callable[[float], Result], seconds: float) -> Result:
+        """`function(seconds that are left)`, once there is a connection."""
+        patience = Patience(seconds, retries=0)
+        self._ensure_connected(seconds)
         try:
-            return function()
+            return function(patience.seconds)
         except InferenceServerException as error:
             if protocol.deadline_has_passed(error):
                 raise self._deadline_exceeded() from None
             raise protocol.grpc_error(self._url, error) from None
 
-    def _ensure_connected(self) -> None:
+    def _ensure_connected(self, seconds: float) -> None:
         """gRPC connects on the first call, and would spend all of that call's deadline on it."""
         if self._connected:
             return
         try:
-            self._client.is_server_live(client_timeout=self._connect_seconds)
+            self._client.is_server_live(client_timeout=min(self._connect_seconds, seconds))
         except InferenceServerException as error:
             raise protocol.no_grpc_server(self._url, error) from None
         self._connected = True

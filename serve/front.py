@@ -120,6 +120,10 @@ class Front:
         if (status := self._process.poll()) is not None:
             raise FrontFailure(f"HAProxy ended by itself with status {status}{shown_tail(self._log)}")
 
+    def raise_if_silent(self) -> None:
+        """Raises FrontFailure if HAProxy does not answer on its socket, as when it was stopped."""
+        self._tell("show version")
+
     def restart(self) -> None:
         """End HAProxy, if it has not ended, and start it again on the same ports. It points nowhere yet."""
         self._process.kill()
@@ -144,31 +148,34 @@ class Front:
 
     def _start(self) -> "subprocess.Popen[bytes]":
         configuration = Path(self._folder.name, "haproxy.cfg")
-        configuration.write_text(
-            Template(CONFIGURATION.read_text()).substitute(
-                asdict(self.ports),
-                address=LOOPBACK,
-                socket=self._socket,
-                drain_seconds=DRAIN_SECONDS,
-                max_request_bytes=MAX_REQUEST_BYTES,
-            )
+        text = Template(CONFIGURATION.read_text()).substitute(
+            asdict(self.ports),
+            address=LOOPBACK,
+            socket=self._socket,
+            drain_seconds=DRAIN_SECONDS,
+            max_request_bytes=MAX_REQUEST_BYTES,
         )
-        with self._log.open("wb") as output:
-            return subprocess.Popen(
-                tether.command(self._haproxy, "-db", "-f", str(configuration)),
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                # Ctrl-C reaches only us.
-                start_new_session=True,
-            )
+        try:
+            configuration.parent.mkdir(mode=0o700, exist_ok=True)  # something may have swept /tmp meanwhile
+            configuration.write_text(text)
+            with self._log.open("wb") as output:
+                return subprocess.Popen(
+                    tether.command(self._haproxy, "-db", "-f", str(configuration)),
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=subprocess.STDOUT,
+                    # Ctrl-C reaches only us.
+                    start_new_session=True,
+                )
+        except OSError as error:
+            raise FrontFailure(f"HAProxy could not be started: {error}; is there room in /tmp?") from error
 
     def _wait_until_it_listens(self) -> None:
         """It binds its ports, which may fail, before it answers on its socket."""
         deadline = time.monotonic() + START_SECONDS
         while True:
             try:
-                self._tell("show version")
+                self.raise_if_silent()
             except FrontFailure:
                 self.raise_if_ended()
                 if time.monotonic() > deadline:

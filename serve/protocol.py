@@ -111,7 +111,7 @@ class ClientSettings:
 
     url: host:port.
     version: of the model; empty for the one that is served.
-    connect_seconds: how long to wait for a connection.
+    connect_seconds: how long to wait for a connection, if the deadline is not over before.
     deadline_seconds: how long a call may take, with all its repetitions.
     retries: how often a request is sent again that the server has not begun to work on.
     """

@@ -4,14 +4,16 @@ model_repository/
   current -> releases/digits-4     what `serve up` serves; it follows when the link moves
   previous -> releases/digits-3    what was served before, for a rollback
 
-Each link moves by one atomic rename. A release becomes current only after a real server has answered its golden
-images; one that was current before is not tried again, so that a rollback takes no time.
+Each link moves by one atomic rename. Between the two, `.previous` holds what `previous` is to lead to, so that who is
+killed there loses nothing: the next one completes it. A release becomes current only after a real server has answered
+its golden image; one that was current before is not tried again, so that a rollback takes no time.
 """
 
 import json
 import logging
 import uuid
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from serve import server
@@ -21,6 +23,9 @@ from serve.release import ABOUT, CURRENT, PREVIOUS, RELEASES, Release, open_rele
 from serve.server import ServerError
 from slipway import sealed
 from slipway.errors import SlipwayError, UsageError
+
+# What `previous` will lead to as soon as `current` has moved.
+COMING = f".{PREVIOUS}"
 
 logger = logging.getLogger(__name__)
 
@@ -57,11 +62,14 @@ def rollback(repository: Path) -> Path:
     Raises:
         SlipwayError: nothing was served before, or it is damaged now.
     """
-    previous = _target(repository / PREVIOUS)
-    if previous is None or previous == _target(repository / CURRENT):
-        raise SlipwayError(f"{repository}: no other release was served before the current one")
-    open_release(previous)
-    move_current(previous)
+    if not repository.is_dir():
+        raise SlipwayError(f"{repository}: no release is published there; `make publish` does that")
+    with _links_of(repository):
+        previous = _target(repository / PREVIOUS)
+        if previous is None or previous == _target(repository / CURRENT):
+            raise SlipwayError(f"{repository}: no other release was served before the current one")
+        open_release(previous)
+        _move_both(repository, previous)
     return previous
 
 
@@ -88,13 +96,34 @@ def table(repository: Path) -> Iterator[str]:
 def move_current(directory: Path) -> None:
     """Let `current` lead to a release, and `previous` to where `current` led."""
     repository = directory.parent.parent
+    with _links_of(repository):
+        if _target(repository / CURRENT) != directory.resolve():
+            _move_both(repository, directory)
+
+
+@contextmanager
+def _links_of(repository: Path) -> Iterator[None]:
+    """Nobody else moves them meanwhile, and what somebody was killed over is completed."""
     with sealed.only_one(repository / CURRENT, f"{repository}"):
-        before = _target(repository / CURRENT)
-        if before == directory.resolve():
-            return
-        if before is not None:
-            _move(repository / PREVIOUS, before)
-        _move(repository / CURRENT, directory)
+        coming = repository / COMING
+        if (target := _target(coming)) is not None:
+            if target == _target(repository / CURRENT):  # `current` had not moved
+                coming.unlink()
+            else:
+                coming.replace(repository / PREVIOUS)
+        yield
+
+
+def _move_both(repository: Path, directory: Path) -> None:
+    """Only within `_links_of`."""
+    before = _target(repository / CURRENT)
+    if before is not None:
+        _link(repository / COMING, before)
+    fresh = repository / f".{CURRENT}-{uuid.uuid4().hex[:8]}"
+    _link(fresh, directory)
+    fresh.replace(repository / CURRENT)
+    if before is not None:
+        (repository / COMING).replace(repository / PREVIOUS)
     logger.info("%s is current now", directory.name)
 
 
@@ -116,8 +145,5 @@ def _target(link: Path) -> Path | None:
     return link.resolve() if link.is_symlink() else None
 
 
-def _move(link: Path, directory: Path) -> None:
-    """Rename a fresh link over it: there is no moment without it."""
-    fresh = link.with_name(f".{link.name}-{uuid.uuid4().hex[:8]}")
-    fresh.symlink_to(Path(RELEASES) / directory.name)  # relative, so that the repository can be moved
-    fresh.replace(link)
+def _link(link: Path, directory: Path) -> None:
+    link.symlink_to(Path(RELEASES) / directory.name)  # relative, so that the repository can be moved

@@ -103,6 +103,16 @@ def start(
     It ends when the thread that called this does, whatever becomes of that thread; arguments and errors are those
     of `serving`, as far as they can be known already.
     """
+    try:
+        return _start(release, ports, python, triton)
+    except OSError as error:
+        raise ServerError(
+            f"{release.directory}: Triton could not be started with it: {error}; are the release and room on the "
+            f"disk and in {shared_memory.DIRECTORY} still there?"
+        ) from error
+
+
+def _start(release: Release, ports: Ports, python: Path, triton: Path) -> "Server":
     if release.target != "embedded":
         raise ServerError(
             f"{release.directory}: was published for the {release.target}; publish it with --target embedded to "
@@ -210,9 +220,9 @@ class Server:
             return False
         try:
             self.probe(ANSWER_SECONDS)
-        except (Unreachable, DeadlineExceeded):
+            self._models = self._models or psutil.Process(self.pid).children()
+        except (Unreachable, DeadlineExceeded, psutil.Error):
             return False  # it has just ended, or the machine is busy; we are asked again
-        self._models = self._models or psutil.Process(self.pid).children()
         return True
 
     def probe(self, deadline_seconds: float) -> None:
@@ -232,7 +242,7 @@ class Server:
         status = self._process.poll()
         if status is None:
             return
-        text = self.log.read_text(errors="replace")
+        text = read(self.log)
         if taken := _PORT_IN_USE.search(text):
             raise PortTaken(f"port {taken['port']} was taken by another process while Triton started")
         if failed := _LOAD_FAILURE.search(text):
@@ -251,6 +261,8 @@ class Server:
                 status = process.status()
             except psutil.NoSuchProcess:
                 status = psutil.STATUS_DEAD
+            except psutil.Error:
+                continue  # it is there and cannot be looked at; what it answers still says how it is
             if status in (psutil.STATUS_DEAD, psutil.STATUS_ZOMBIE, psutil.STATUS_STOPPED):
                 what = "Triton" if process.pid == self.pid else "a process that runs a model"
                 raise ServerError(f"{what} (process {process.pid}) is {status}{self.log_tail()}")
@@ -293,7 +305,7 @@ class Server:
         """
         try:
             connections = psutil.Process(self.pid).net_connections("tcp")
-        except psutil.NoSuchProcess:
+        except psutil.Error:
             return False
         listening = {one.laddr.port for one in connections if one.status == psutil.CONN_LISTEN}
         return listening.issuperset(astuple(self.ports))
@@ -318,9 +330,17 @@ class Server:
         ]
 
 
+def read(log: Path) -> str:
+    """What a log says, or why it cannot be read: whatever sweeps the folder of temporary files ends no service."""
+    try:
+        return log.read_text(errors="replace")
+    except OSError as error:
+        return f"(its log cannot be read: {error})"
+
+
 def shown_tail(log: Path) -> str:
     """The end of a sentence: the last lines of a log, without the tables that Triton draws."""
-    text = [line for line in log.read_text(errors="replace").splitlines() if not line.startswith(("|", "+"))]
+    text = [line for line in read(log).splitlines() if not line.startswith(("|", "+"))]
     lines = text[-LOG_TAIL_LINES:]
     return "\n".join(["; the end of its log:", *lines])
 
@@ -348,7 +368,7 @@ def _check_python(python: Path) -> None:
 
 
 def free_ports() -> Ports:
-    """Three ports that nobody listens on now. Somebody may by the time Triton takes them: see _start."""
+    """Three ports that nobody listens on now. Somebody may by the time Triton takes them: see _start_and_wait."""
     with contextlib.ExitStack() as stack:
         # All three are held until the last is chosen, so they differ.
         sockets = [stack.enter_context(socket.socket()) for _ in range(3)]
@@ -379,9 +399,14 @@ def _private_folder() -> Path:
 
 
 def _environment(python: Path) -> dict[str, str]:
-    """Our environment, with the models' Python first on PATH and nothing that could lead it elsewhere."""
+    """Our environment, with the models' Python first on PATH and nothing that could lead it elsewhere.
+
+    COVERAGE_PROCESS_...: what coverage.py makes every Python below a measured one measure itself with.
+    """
     variables = {
-        name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONHOME")
+        name: value
+        for name, value in os.environ.items()
+        if name not in ("PYTHONPATH", "PYTHONHOME") and not name.startswith("COVERAGE_PROCESS_")
     }
     variables["PATH"] = f"{python / 'bin'}{os.pathsep}{variables.get('PATH', os.defpath)}"
     return variables

@@ -2,8 +2,8 @@
 
 Everything happens in one loop of one thread, in small steps: watch what serves, watch which release is wanted,
 bring a candidate up, move the traffic, let the one before finish. A candidate is a server that gets no request yet:
-the replacement of one that is not well, or the first of another release. It takes over when it has answered golden
-images over both protocols, and not before, so nothing that cannot answer ever replaces something that can.
+the replacement of one that is not well, or the first of another release. It takes over when it has answered a golden
+image over both protocols, and not before, so nothing that cannot answer ever replaces something that can.
 """
 
 import logging
@@ -40,13 +40,14 @@ logger = logging.getLogger(__name__)
 class Serving:
     """The server that gets the requests.
 
-    sick: it is to be replaced. failed_probes: in a row.
+    sick: it is to be replaced. wrong: it answers wrongly, and gets no request any more. failed_probes: in a row.
     """
 
     server: Server
     since: float
     next_probe: float
     sick: bool = False
+    wrong: bool = False
     failed_probes: int = 0
 
 
@@ -90,7 +91,8 @@ class Supervisor:
 
     Args:
         link: a release, or a link to one that may be moved to another while we run.
-        probe_seconds: how often the server is asked for a golden image over both protocols.
+        probe_seconds: how often the server is asked for a golden image over both protocols, and HAProxy whether it
+            is there.
     """
 
     def __init__(self, front: Front, link: Path, probe_seconds: float) -> None:
@@ -104,6 +106,9 @@ class Supervisor:
         self._wanted: Path | None = None
         self._replacements_in_a_row = 0
         self._replace_at = 0.0
+        self._front_failures_in_a_row = 0
+        self._restart_front_at = 0.0
+        self._next_front_probe = 0.0
 
     @property
     def server(self) -> Server:
@@ -136,18 +141,42 @@ class Supervisor:
                 server.kill()
 
     def step(self) -> None:
-        """Look after everything once. Takes as long as a probe at most."""
+        """Look after everything once, or only after HAProxy if that is not well: nobody is served without it."""
+        if self._front_failures_in_a_row == 0:
+            try:
+                self._watch_front()
+                self._watch_link()
+                self._watch_server()
+                self._advance_candidate()
+                self._let_retired_go()
+            except FrontFailure as error:
+                self._restart_front_later(error)
+        if self._front_failures_in_a_row > 0 and time.monotonic() >= self._restart_front_at:
+            self._restart_front()
+
+    def _watch_front(self) -> None:
+        self._front.raise_if_ended()
+        now = time.monotonic()
+        if now >= self._next_front_probe:
+            self._next_front_probe = now + self._probe_seconds
+            self._front.raise_if_silent()
+
+    def _restart_front_later(self, reason: FrontFailure) -> None:
+        """At once, or after a pause that grows with every attempt that fails."""
+        self._front_failures_in_a_row += 1
+        pause = pause_before(self._front_failures_in_a_row)
+        self._restart_front_at = time.monotonic() + pause
+        logger.warning("WARNING: %s\nstarting it again in %g s", reason, pause)
+
+    def _restart_front(self) -> None:
         try:
-            self._front.raise_if_ended()
-            self._watch_link()
-            self._watch_server()
-            self._advance_candidate()
-            self._let_retired_go()
-        except FrontFailure as error:
-            logger.warning("WARNING: %s\nstarting it again", error)
             self._front.restart()
-            if self._serving is not None:
+            if self._serving is not None and not self._serving.wrong:
                 self._front.point_at(self._serving.server)
+        except FrontFailure as error:
+            self._restart_front_later(error)
+        else:
+            self._front_failures_in_a_row = 0
 
     def _watch_link(self) -> None:
         wanted = self._link.resolve()
@@ -181,13 +210,16 @@ class Supervisor:
             if now >= self._serving.next_probe:
                 self._probe(self._serving)
         except (ServerError, ServingError, WrongAnswer) as error:
+            if now - self._serving.since > STEADY_SECONDS:
+                self._replacements_in_a_row = 0
             self._serving.sick = True
+            self._serving.wrong = isinstance(error, WrongAnswer)
             self._replace_later(error)
-            if isinstance(error, WrongAnswer):
+            if self._serving.wrong:
                 self._front.point_at_nobody()
 
     def _probe(self, serving: Serving) -> None:
-        """Ask for golden images. Raises WrongAnswer at once, ServingError when it has happened often enough."""
+        """Ask for a golden image. Raises WrongAnswer at once, ServingError when it has happened often enough."""
         serving.next_probe = time.monotonic() + self._probe_seconds
         deadline = self._probe_seconds / len(serving.server.urls)
         try:
@@ -209,12 +241,9 @@ class Supervisor:
     def _replace_later(self, reason: SlipwayError) -> None:
         """Once more, after a pause that grows with every replacement in a row."""
         assert self._serving is not None
-        now = time.monotonic()
-        if now - self._serving.since > STEADY_SECONDS:
-            self._replacements_in_a_row = 0
         self._replacements_in_a_row += 1
         pause = pause_before(self._replacements_in_a_row)
-        self._replace_at = now + pause
+        self._replace_at = time.monotonic() + pause
         logger.warning(
             "WARNING: %s: %s\nstarting another server in %g s (replacement %d in a row)",
             self._serving.server.release.identity,

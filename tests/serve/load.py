@@ -5,6 +5,7 @@ import time
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from types import TracebackType
 from typing import Self
 
@@ -86,13 +87,18 @@ class Load:
         return client.errors[-1][0] if client.errors else 0.0
 
     def _run(self, client: Client) -> None:
-        make, url = CLIENTS[client.protocol], self._urls[client.protocol]
-        connection = make(url, deadline_seconds=DEADLINE_SECONDS)
+        connect = partial(
+            CLIENTS[client.protocol],
+            self._urls[client.protocol],
+            connect_seconds=DEADLINE_SECONDS,
+            deadline_seconds=DEADLINE_SECONDS,
+        )
+        connection = connect()
         sent = 0
         while not self._stop.wait(PAUSE_SECONDS):
             if client.fresh:
                 connection.close()
-                connection = make(url, deadline_seconds=DEADLINE_SECONDS)
+                connection = connect()
             colour, sent = sent % len(images.COLOURS), sent + 1
             try:
                 (answer,) = connection.classify([images.flat(colour)])

@@ -110,3 +110,16 @@ def test_a_port_that_swallows_connections_is_unreachable_within_the_connect_dead
     with pytest.raises(Unreachable):
         asyncio.run(ask())
     assert time.monotonic() - start < 300
+
+
+def test_a_connection_is_not_waited_for_beyond_the_deadline(protocol: str, blackhole: str) -> None:
+    """Case D09."""
+    start = time.monotonic()
+
+    async def ask() -> None:
+        async with ASYNC_CLIENTS[protocol](blackhole, connect_seconds=600, deadline_seconds=0.5) as client:
+            await client.classify([b""])
+
+    with pytest.raises(Unreachable):
+        asyncio.run(ask())
+    assert time.monotonic() - start < 300

@@ -35,7 +35,9 @@ from tests.serve.tools import CPUS, edit_config, make_bundle, variant, wait_unti
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(1800)]
 
-PROBE_SECONDS = 2.0
+# Where times are asserted, and where a machine may be too busy with other things to answer within one.
+STRICT_PROBE_SECONDS = 2.0
+PROBE_SECONDS = 10.0
 # Far more than anything takes on a slow machine, in seconds.
 PATIENCE = 180
 # Short, so that it can be filled.
@@ -55,11 +57,18 @@ class Service:
     load: Load
     urls: dict[str, str]
     rounds: int
+    probe_seconds: float
 
     @property
     def strict(self) -> bool:
         """Whether times are asserted."""
         return self.rounds > 1
+
+    @property
+    def settled(self) -> bool:
+        """Whether every server that was to be replaced has been."""
+        log = self.log.read_text()
+        return log.rfind("from process") > log.rfind("starting another server")
 
     @property
     def server(self) -> int:
@@ -114,9 +123,10 @@ def service(
     models = both[0].directory.parents[1]
     (models / "current").symlink_to(both[0].directory)
     log = tmp_path_factory.mktemp("up") / "log"
+    probe_seconds = STRICT_PROBE_SECONDS if rounds > 1 else PROBE_SECONDS
     command = [sys.executable, "-m", "serve", "up", "--release", str(models / "current")]
     with log.open("wb") as output:
-        process = subprocess.Popen([*command, "--probe-seconds", str(PROBE_SECONDS)], stderr=output)
+        process = subprocess.Popen([*command, "--probe-seconds", str(probe_seconds)], stderr=output)
     try:
         wait_until(lambda: "Ctrl-C stops it" in log.read_text() or process.poll() is not None, PATIENCE)
         assert process.poll() is None, log.read_text()
@@ -125,7 +135,15 @@ def service(
         names = [str(k) for k in range(len(images.COLOURS))]
         labels = {both[0].identity: names, both[1].identity: names[::-1]}
         with Load(urls, labels) as load:
-            yield Service(process=process, log=log, models=models, load=load, urls=urls, rounds=rounds)
+            yield Service(
+                process=process,
+                log=log,
+                models=models,
+                load=load,
+                urls=urls,
+                rounds=rounds,
+                probe_seconds=probe_seconds,
+            )
         assert not load.wrong
     finally:
         process.terminate()
@@ -135,7 +153,7 @@ def service(
 @contextmanager
 def fault(service: Service, name: str, *, errors_allowed: bool) -> Iterator[None]:
     """Something that the service gets over: in the end every client is answered again."""
-    wait_until(lambda: service.load.all_well_since(0), PATIENCE)
+    wait_until(lambda: service.settled and service.load.all_well_since(0), PATIENCE)
     start = time.monotonic()
     yield
     done = time.monotonic()
@@ -145,7 +163,7 @@ def fault(service: Service, name: str, *, errors_allowed: bool) -> Iterator[None
     print(f"\n{name}: errors for {seconds:.1f} s, {dict(seen) or 'none'}", end="")
     assert not service.load.wrong
     assert errors_allowed or not seen
-    assert not service.strict or seconds <= RECOVERY_PERIODS * PROBE_SECONDS
+    assert not service.strict or seconds <= RECOVERY_PERIODS * service.probe_seconds
 
 
 def found_after(service: Service, victim: psutil.Process, kind: signal.Signals) -> float:
@@ -180,7 +198,7 @@ def test_a_dead_or_wedged_process_is_replaced(
             process = psutil.Process(service.server) if victim == "server" else service.worker(victim)
             seconds = found_after(service, process, kind)
         print(f", found after {seconds:.1f} s", end="")
-        assert not service.strict or seconds <= 2 * PROBE_SECONDS
+        assert not service.strict or seconds <= 2 * service.probe_seconds
 
 
 def test_a_release_is_switched_and_rolled_back(service: Service, both: tuple[Release, Release]) -> None:
@@ -194,7 +212,7 @@ def test_a_release_is_switched_and_rolled_back(service: Service, both: tuple[Rel
             assert service.serve("rollback") == 0
             wait_until(lambda: service.load.only_answered_by(both[0].identity), PATIENCE)
             print(f"\nrolled back after {time.monotonic() - start:.1f} s", end="")
-            assert not service.strict or time.monotonic() - start <= RECOVERY_PERIODS * PROBE_SECONDS
+            assert not service.strict or time.monotonic() - start <= RECOVERY_PERIODS * service.probe_seconds
 
 
 def test_a_corrupt_release_changes_nothing(service: Service, both: tuple[Release, Release]) -> None:
@@ -216,7 +234,8 @@ def test_ten_times_what_the_queue_holds_is_refused_in_words(service: Service) ->
     large = images.encode(images.noise(1, 1000, 1000), compress_level=1)
 
     def ask(protocol: str) -> Answer | ServingError:
-        with CLIENTS[protocol](service.urls[protocol], deadline_seconds=PATIENCE) as client:
+        url = service.urls[protocol]
+        with CLIENTS[protocol](url, connect_seconds=PATIENCE, deadline_seconds=PATIENCE) as client:
             try:
                 return client.classify([large])[0]
             except ServingError as error:

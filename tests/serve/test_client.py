@@ -20,7 +20,7 @@ from serve.protocol import Answer, DeadlineExceeded, Overloaded, RefusedInput, S
 from serve.release import Release
 from serve.server import LOOPBACK, Server, free_ports, serving
 from tests import images
-from tests.serve.tools import SLOW, SLOW_SECONDS, ask_together, edit_config, variant
+from tests.serve.tools import SLOW, SLOW_SECONDS, ask_together, edit_config, variant, wait_until
 
 pytestmark = pytest.mark.integration
 
@@ -55,6 +55,17 @@ def test_a_port_that_swallows_connections_is_unreachable_within_the_connect_dead
     with (
         CLIENTS[protocol](blackhole, connect_seconds=0.5, deadline_seconds=60) as client,
         pytest.raises(Unreachable),
+    ):
+        client.classify([b""])
+    assert time.monotonic() - start < PATIENCE
+
+
+def test_a_connection_is_not_waited_for_beyond_the_deadline(protocol: str, blackhole: str) -> None:
+    """Case D09."""
+    start = time.monotonic()
+    with (
+        CLIENTS[protocol](blackhole, connect_seconds=60, deadline_seconds=0.5) as client,
+        pytest.raises((Unreachable, DeadlineExceeded)),
     ):
         client.classify([b""])
     assert time.monotonic() - start < PATIENCE
@@ -99,12 +110,11 @@ def test_a_slow_answer_ends_at_the_deadline_and_the_next_answer_is_its_own(
 
 def test_a_server_killed_in_mid_request_is_unreachable(slow_release: Release) -> None:
     """Case D09."""
-    with serving(slow_release) as server:
-        killer = threading.Timer(SLOW_SECONDS / 4, os.kill, (server.pid, signal.SIGKILL))
-        killer.start()
-        with ThreadPoolExecutor() as pool:
-            errors = list(pool.map(lambda protocol: ask_together(protocol, server, [SLOW])[0], CLIENTS))
-        killer.join()
+    with serving(slow_release) as server, ThreadPoolExecutor() as pool:
+        asked = [pool.submit(ask_together, protocol, server, [SLOW]) for protocol in CLIENTS]
+        wait_until(lambda: server.log.read_text().count("slow begins") == len(asked))
+        os.kill(server.pid, signal.SIGKILL)
+        errors = [error for one in asked for error in one.result()]
     assert [type(error) for error in errors] == [Unreachable, Unreachable]
 
 

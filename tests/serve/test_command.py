@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -19,13 +20,15 @@ from serve import releases, repository, shared_memory
 from serve.client import CLIENTS
 from serve.protocol import RefusedInput
 from serve.release import Release
-from serve.server import LOOPBACK, Server, free_ports, is_free
+from serve.server import LOOPBACK, START_SECONDS, Server, free_ports, is_free
 from slipway.bundle import Bundle
 from tests import images
 from tests.serve.tools import CPUS, SLOW, wait_until, wait_until_gone
 
-# Far more than any of this takes and far less than a hang, in seconds.
-PATIENCE = 90
+# Far more than any of this takes and far less than a hang, in seconds; a server alone may take START_SECONDS.
+PATIENCE = 2 * START_SECONDS
+
+needs_curl = pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
 
 
 def serve(*arguments: str | Path, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
@@ -146,6 +149,7 @@ def ports_in(text: str) -> list[int]:
     return [int(port) for port in re.findall(rf"^  \w+ +(?:http://)?{LOOPBACK}:(\d+)", text, re.MULTILINE)]
 
 
+@needs_curl
 @pytest.mark.integration
 def test_the_printed_curl_returns_names_and_ctrl_c_stops_cleanly(bundle: Bundle, tmp_path: Path) -> None:
     """Case D08."""
@@ -221,6 +225,7 @@ def test_up_with_nothing_published_says_what_publishes(tmp_path: Path) -> None:
     assert "no release is published there; `make publish` does that" in done.stderr
 
 
+@needs_curl
 @pytest.mark.integration
 def test_a_whole_image_as_the_body_is_a_request(server: Server, tmp_path: Path) -> None:
     """Case D08."""

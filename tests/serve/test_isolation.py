@@ -83,12 +83,17 @@ def full_batches(server: Server) -> int:
     )
 
 
-def wait_for_full_batches(server: Server, count: int) -> None:
-    """Triton counts a batch after it has answered it."""
-    deadline = time.monotonic() + 30
-    while (found := full_batches(server)) != count:
-        assert time.monotonic() < deadline, f"{found} full batches, not {count}"
-        time.sleep(0.05)
+def ask_as_one_batch(protocol: str, server: Server, sent: Sequence[bytes]) -> list[Answer | ServingError]:
+    """Answers to eight requests that were run as one batch: together again, if a busy machine sent some too late."""
+    for _ in range(5):
+        before = full_batches(server)
+        answers = ask_together(protocol, server, sent)
+        deadline = time.monotonic() + 10
+        while time.monotonic() < deadline:  # Triton counts a batch after it has answered it
+            if full_batches(server) > before:
+                return answers
+            time.sleep(0.05)
+    pytest.fail("eight requests at the same moment never became one batch")
 
 
 @pytest.mark.parametrize("position", [0, 3, 7])
@@ -97,11 +102,9 @@ def test_one_bad_image_fails_alone_in_a_dynamic_batch(
     gathering_server: Server, protocol: str, position: int, bad: bytes
 ) -> None:
     """Cases D02 and A11."""
-    before = full_batches(gathering_server)
     sent = [images.flat(k) for k in range(8)]
     sent[position] = bad
-    answers = ask_together(protocol, gathering_server, sent)
-    wait_for_full_batches(gathering_server, before + 1)
+    answers = ask_as_one_batch(protocol, gathering_server, sent)
     refused = answers.pop(position)
     assert isinstance(refused, RefusedInput)
     assert refused.status == CLIENT_ERROR[protocol]
@@ -110,9 +113,7 @@ def test_one_bad_image_fails_alone_in_a_dynamic_batch(
 
 def test_a_batch_of_bad_images_is_refused_one_by_one(gathering_server: Server, protocol: str) -> None:
     """Case D02."""
-    before = full_batches(gathering_server)
-    answers = ask_together(protocol, gathering_server, [b"", images.truncated()] * 4)
-    wait_for_full_batches(gathering_server, before + 1)
+    answers = ask_as_one_batch(protocol, gathering_server, [b"", images.truncated()] * 4)
     assert [isinstance(answer, RefusedInput) and answer.code for answer in answers] == [
         "EMPTY",
         "DAMAGED",

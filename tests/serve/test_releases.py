@@ -78,13 +78,35 @@ def test_current_is_never_missing_while_it_moves(
     replace = Path.replace
 
     def watched(self: Path, target: Path) -> Path:
-        assert (tmp_path / "current").resolve() == two[0]
+        assert (tmp_path / "current").resolve() in two
         return replace(self, target)
 
     monkeypatch.setattr(Path, "replace", watched)
     releases.promote(two[1])
     assert (tmp_path / "current").resolve() == two[1]
     assert not [path for path in tmp_path.glob(".*") if path.is_symlink()]
+
+
+@pytest.mark.parametrize("step", [0, 1])
+def test_who_is_killed_while_the_links_move_loses_none(
+    two: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: int
+) -> None:
+    for directory in two:
+        releases.move_current(directory)
+    replace, seen = Path.replace, []
+
+    def killed(self: Path, target: Path) -> Path:
+        seen.append(target)
+        if len(seen) > step:
+            raise KeyboardInterrupt
+        return replace(self, target)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "replace", killed)
+        with pytest.raises(KeyboardInterrupt):
+            releases.rollback(tmp_path)
+    assert {releases.rollback(tmp_path) for _ in range(2)} == set(two)
+    assert set(places(tmp_path)) == {"current", "previous"}
 
 
 def test_nothing_before_is_nothing_to_roll_back_to(
@@ -94,6 +116,9 @@ def test_nothing_before_is_nothing_to_roll_back_to(
         with pytest.raises(SlipwayError, match="no other release was served before the current one"):
             releases.rollback(tmp_path)
         releases.promote(two[0])
+    with pytest.raises(SlipwayError, match="no release is published there"):
+        releases.rollback(tmp_path / "mistyped")
+    assert not (tmp_path / "mistyped").exists()
 
 
 def test_a_damaged_release_is_neither_promoted_nor_rolled_back_to(

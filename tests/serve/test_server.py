@@ -91,6 +91,16 @@ def test_a_server_that_does_not_stop_is_killed_with_all_its_processes(
     assert not any(path.exists() for path in memory)
 
 
+def test_models_are_not_led_elsewhere_and_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    unwanted = ("PYTHONPATH", "PYTHONHOME", "COVERAGE_PROCESS_START", "COVERAGE_PROCESS_CONFIG")
+    for name in (*unwanted, "KEPT"):
+        monkeypatch.setenv(name, "anything")
+    variables = servers._environment(SERVE)
+    assert not variables.keys() & set(unwanted)
+    assert variables["KEPT"] == "anything"
+    assert variables["PATH"].startswith(f"{SERVE / 'bin'}{os.pathsep}")
+
+
 def test_a_failure_while_serving_stops_the_server(release: Release) -> None:
     with pytest.raises(ZeroDivisionError), serving(release) as server:
         raise ZeroDivisionError
@@ -181,6 +191,30 @@ def test_health_check_sees_dead_models_that_triton_does_not(release: Release) ->
         for protocol, url in server.urls.items():
             with CLIENTS[protocol](url) as client, pytest.raises(ServerFailure, match="not healthy"):
                 check(client, release)
+
+
+def test_a_process_that_may_not_be_looked_at_is_not_taken_for_dead(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def deny(*_: object) -> None:
+        raise psutil.AccessDenied
+
+    monkeypatch.setattr(psutil.Process, "status", deny)
+    server.raise_if_crippled()
+    monkeypatch.setattr(psutil.Process, "net_connections", deny)
+    assert not server.answers()
+
+
+def test_a_release_whose_models_have_vanished_is_refused_in_words(release: Release, tmp_path: Path) -> None:
+    vanished = variant(release, tmp_path / "release", lambda _: None)
+    shutil.rmtree(vanished.models)
+    with (
+        pytest.raises(
+            ServerError, match=f"{vanished.directory}: Triton could not be started with it: .*No such"
+        ),
+        serving(vanished),
+    ):
+        pass
 
 
 def test_numpy_2_is_refused_in_words(release: Release) -> None:

@@ -81,11 +81,14 @@ with serving(open_release(Path(sys.argv[1]))) as server:
 
 
 @pytest.mark.integration
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount another /dev/shm")
 def test_a_request_that_finds_no_shared_memory_is_an_error_and_the_next_ones_are_answered(
     release: Release,
 ) -> None:
     """Case D06."""
+    trial = ["unshare", "--mount", "mount", "-t", "tmpfs", "tmpfs", "/dev/shm"]
+    tried = subprocess.run(trial, check=False, capture_output=True, text=True)
+    if tried.returncode != 0:
+        pytest.skip(f"another /dev/shm cannot be mounted here: {tried.stderr.strip()}")
     mount = 'mount -t tmpfs -o size=16m tmpfs /dev/shm && exec "$@"'
     command = ["unshare", "--mount", "sh", "-c", mount, "sh", sys.executable, "-c", EXHAUST]
     subprocess.run([*command, str(release.directory)], check=True, cwd=PROJECT_ROOT)

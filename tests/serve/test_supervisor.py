@@ -1,7 +1,9 @@
 """Whatever happens to the server, another one takes its place, behind the same address."""
 
+import errno
 import os
 import re
+import shutil
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -10,16 +12,17 @@ from pathlib import Path
 
 import pytest
 
+from serve import front as fronts
 from serve import health, repository
 from serve import server as servers
 from serve import supervisor as supervisors
 from serve.client import CLIENTS
-from serve.front import Front
+from serve.front import Front, FrontFailure
 from serve.health import Load, WrongAnswer
 from serve.protocol import DeadlineExceeded, Overloaded, ServerFailure, Unreachable
 from serve.release import Release
 from serve.server import LOOPBACK, Server, ServerError, free_ports
-from serve.supervisor import FAILED_PROBES, Serving, Supervisor, pause_before
+from serve.supervisor import FAILED_PROBES, STEADY_SECONDS, Serving, Supervisor, pause_before
 from tests import images
 from tests.serve.tools import (
     CPUS,
@@ -126,6 +129,72 @@ def test_front_that_dies_is_started_again_on_the_same_ports(supervisor: Supervis
     assert label_of_5(front) == {"5"}
 
 
+def test_front_that_stands_still_is_started_again(
+    supervisor: Supervisor, front: Front, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its process looks as if nothing had happened, and connections to it are even made."""
+    monkeypatch.setattr(fronts, "COMMAND_SECONDS", 1)
+    stopped = front._process
+    stopped.send_signal(signal.SIGSTOP)
+    supervisor._next_front_probe = 0
+    step_until(supervisor, lambda: stopped.poll() is not None and supervisor._front_failures_in_a_row == 0)
+    assert label_of_5(front) == {"5"}
+
+
+def test_front_that_does_not_start_again_is_tried_until_it_does_and_the_server_goes_on(
+    supervisor: Supervisor, front: Front, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(_: Front) -> None:
+        raise FrontFailure("the port is taken")
+
+    monkeypatch.setattr(supervisors, "FIRST_PAUSE_SECONDS", 0.01)
+    server = supervisor.server
+    with monkeypatch.context() as patch:
+        patch.setattr(Front, "restart", fail)
+        front._process.kill()
+        front._process.wait()
+        step_until(supervisor, lambda: caplog.text.count("the port is taken") == 3)
+    assert re.findall(r"starting it again in (\S+) s", caplog.text) == ["0", "0.01", "0.02", "0.04"]
+    step_until(supervisor, lambda: supervisor._front_failures_in_a_row == 0)
+    assert supervisor.server is server
+    assert label_of_5(front) == {"5"}
+
+
+def test_a_full_disk_ends_no_service(
+    supervisor: Supervisor, front: Front, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Neither when the server is to be replaced, nor when HAProxy is to be started again."""
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(supervisors, "FIRST_PAUSE_SECONDS", 0.01)
+    dead = supervisor.server
+    with monkeypatch.context() as patch:
+        patch.setattr(servers, "_private_folder", full)
+        os.kill(dead.pid, signal.SIGKILL)
+        step_until(supervisor, lambda: "Triton could not be started" in caplog.text)
+        patch.setattr(Path, "write_text", full)
+        front._process.kill()
+        front._process.wait()
+        step_until(supervisor, lambda: "HAProxy could not be started" in caplog.text)
+    step_until(supervisor, lambda: supervisor.server is not dead)
+    assert label_of_5(front) == {"5"}
+
+
+def test_who_sweeps_the_folders_of_temporary_files_ends_no_service(
+    supervisor: Supervisor, front: Front, caplog: pytest.LogCaptureFixture
+) -> None:
+    swept = supervisor.server
+    shutil.rmtree(swept.log.parent)
+    shutil.rmtree(front._folder.name)
+    supervisor._next_front_probe = 0
+    os.kill(swept.pid, signal.SIGKILL)
+    step_until(supervisor, lambda: supervisor.server is not swept)
+    assert label_of_5(front) == {"5"}
+    assert "its log cannot be read" in caplog.text
+
+
 def test_wrong_answers_are_stopped_at_once(
     supervisor: Supervisor, front: Front, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -139,8 +208,12 @@ def test_wrong_answers_are_stopped_at_once(
         patch.setattr(Server, "probe", lie)
         probe_now(supervisor)
         supervisor.step()
-    with CLIENTS["http"](front.http) as client, pytest.raises(Overloaded, match="no server is ready"):
-        client.classify([images.flat(5)])
+    for _ in range(2):
+        with CLIENTS["http"](front.http) as client, pytest.raises(Overloaded, match="no server is ready"):
+            client.classify([images.flat(5)])
+        front._process.kill()  # a new HAProxy does not lead to it either
+        front._process.wait()
+        supervisor.step()
     step_until(supervisor, lambda: supervisor.server is not liar)
     assert label_of_5(front) == {"5"}
 
@@ -191,6 +264,10 @@ def test_a_crash_loop_backs_off_says_why_each_time_and_never_gives_up(
 
     monkeypatch.setattr(supervisors, "FIRST_PAUSE_SECONDS", 0.01)
     dead = supervisor.server
+    assert supervisor._serving is not None
+    supervisor._serving.since -= (
+        2 * STEADY_SECONDS
+    )  # it had been well for long, which ends no row of failures
     with monkeypatch.context() as patch:
         patch.setattr(servers, "start", fail)
         os.kill(dead.pid, signal.SIGKILL)

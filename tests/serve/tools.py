@@ -89,7 +89,10 @@ def ask_together(
     together = threading.Barrier(len(images), timeout=deadline_seconds)
 
     def ask(image: bytes) -> Answer | ServingError:
-        with CLIENTS[protocol](server.urls[protocol], deadline_seconds=deadline_seconds) as client:
+        url = server.urls[protocol]
+        with CLIENTS[protocol](
+            url, connect_seconds=deadline_seconds, deadline_seconds=deadline_seconds
+        ) as client:
             client.server_version()  # connects
             together.wait()
             try:
