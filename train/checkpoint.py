@@ -13,7 +13,9 @@ of the position in training.
 """
 
 import json
+import logging
 import shutil
+import uuid
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -38,6 +40,7 @@ from slipway import config as configuration
 from slipway import sealed
 from slipway.contract import Signature
 from slipway.errors import SlipwayError
+from slipway.sealed import SealError
 from train.config import Config
 from train.dataset import Dataset
 from train.hardware import Machine
@@ -50,6 +53,8 @@ Weights = Literal["raw", "ema"]
 Tensors = dict[str, torch.Tensor]
 
 _OPTIONS = StateDictOptions(flatten_optimizer_state_dict=True)
+
+logger = logging.getLogger(__name__)
 
 
 class CheckpointError(SlipwayError):
@@ -93,20 +98,38 @@ def save(
 ) -> Path:
     """Write one checkpoint, all ranks together, and prune older ones, in that order.
 
+    One that is there already stays if it is whole, and is set aside under a hidden name if it is damaged.
     Raises SealError on every rank when it cannot be written; earlier checkpoints stay as they are.
     """
     directory = run.checkpoints / progress.name
-    if machine.decide(directory.exists()):
+    if machine.decide(machine.is_first and _is_whole(directory)):
         return directory
     with _staged_by_all(machine, directory, run.inputs) as staging:
         _write_tensors(tensors, staging / STATE, alone=machine.world_size == 1)
         if machine.is_first:
+            _set_aside(directory)
             sealed.write_json(staging / "progress.json", asdict(progress))
             signature.save(staging / "signature.json")
             (staging / "config.yaml").write_text(configuration.to_yaml(config), encoding="utf-8")
     if machine.is_first:
-        _prune(run, config.training.keep_checkpoints)
+        _prune(run, config.training.keep_checkpoints, saved=directory)
     return directory
+
+
+def _is_whole(directory: Path) -> bool:
+    try:
+        sealed.verify(directory, KIND)
+    except SealError:
+        return False
+    return True
+
+
+def _set_aside(damaged: Path) -> None:
+    """Make way for a checkpoint of the same step, if there is one; kept for whoever wants to know what happened."""
+    if damaged.exists():
+        aside = damaged.with_name(f".damaged-{damaged.name}-{uuid.uuid4().hex[:8]}")
+        damaged.rename(aside)
+        logger.warning("WARNING: %s is damaged; kept as %s and written again", damaged, aside.name)
 
 
 def tensors_of(module: torch.nn.Module, optimizer: torch.optim.Optimizer, ema: Tensors | None) -> Tensors:
@@ -215,8 +238,9 @@ def _ranked(run: Run) -> list[tuple[str, Weights]]:
     return [(line["checkpoint"], line["weights"]) for line in evaluations]
 
 
-def _prune(run: Run, keep: int) -> None:
-    directories = sealed.sealed_in(run.checkpoints)
+def _prune(run: Run, keep: int, saved: Path) -> None:
+    """Of those up to the one just saved. Training passed over what is newer, and will get there again."""
+    directories = [path for path in sealed.sealed_in(run.checkpoints) if path.name <= saved.name]
     protected = {directory.name for directory in directories[-keep:]}
     protected |= {name for name, _ in _ranked(run)[:1]}
     for directory in directories:
