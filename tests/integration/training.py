@@ -108,7 +108,7 @@ def disturb(
         last = newest_step(runs)
         wait_for_step_after(process, runs, last, moments.randint(1, 2))
         time.sleep(moments.uniform(0, 0.3))
-        ranks = _ranks(process, setup)
+        ranks = ranks_in(process, setup)
         number = moments.choice([signal.SIGKILL, signal.SIGKILL, signal.SIGTERM])
         rank = moments.randrange(len(ranks)) if ranks else 0
         if ranks:
@@ -134,7 +134,7 @@ def wait_for_step_after(process: "subprocess.Popen[str]", runs: Path, last: int,
         time.sleep(0.01)
 
 
-def _ranks(process: "subprocess.Popen[str]", setup: Setup) -> list[int]:
+def ranks_in(process: "subprocess.Popen[str]", setup: Setup) -> list[int]:
     """Process ids of the ranks: under torchrun its children."""
     if setup.ranks == 1:
         return [process.pid] if process.poll() is None else []

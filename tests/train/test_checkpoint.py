@@ -1,4 +1,5 @@
 import resource
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -183,6 +184,14 @@ def test_foreign_checkpoint_is_refused_with_the_names(setting: Setting) -> None:
     model = build_model(config.model, 3, config.image.mean, config.image.std)
     with pytest.raises(CheckpointError, match=r"it lacks model\.backbone.* Was it trained with another"):
         checkpoint.load_weights(Choice(directory=save(setting, 1), weights="raw"), model)
+
+
+def test_failing_storage_is_said_in_words(setting: Setting) -> None:
+    """Behind the verification, so the bytes were good a moment before."""
+    directory = save(setting, 1)
+    shutil.rmtree(directory / "state")
+    with pytest.raises(CheckpointError, match=r"step-00000001: cannot be read .* storage still there"):
+        checkpoint.restore(directory, machine(), *small_model(0.0), None)
 
 
 def test_other_shape_is_refused_by_name(setting: Setting) -> None:
