@@ -181,7 +181,7 @@ def test_run_without_checkpoint_says_what_to_do(setting: Setting) -> None:
 def test_foreign_checkpoint_is_refused_with_the_names(setting: Setting) -> None:
     """Case B07: strict=False would go on with random weights."""
     config = setting[0]
-    model = build_model(config.model, 3, config.image.mean, config.image.std)
+    model = build_model(config.model, 3, 16, config.image.mean, config.image.std)
     with pytest.raises(CheckpointError, match=r"it lacks model\.backbone.* Was it trained with another"):
         checkpoint.load_weights(Choice(directory=save(setting, 1), weights="raw"), model)
 
