@@ -33,7 +33,7 @@ from tests import images
 from tests.serve.load import Load
 from tests.serve.tools import CPUS, edit_config, make_bundle, variant, wait_until, wait_until_gone
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(3600)]
 
 PROBE_SECONDS = 2.0
 # Far more than anything takes on a slow machine, in seconds.
