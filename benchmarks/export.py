@@ -79,7 +79,7 @@ def digits() -> tuple[Pixels, np.ndarray]:
 
 def fitted(images: Pixels, labels: np.ndarray) -> ImageClassifier:
     torch.manual_seed(0)
-    classifier = build_model(ModelConfig(name="resnet18"), 10, (0.305,) * 3, (0.376,) * 3)
+    classifier = build_model(ModelConfig(name="resnet18"), 10, SIZE, (0.305,) * 3, (0.376,) * 3)
     batches = torch.split(torch.from_numpy(images), 32)
     head: nn.Module = classifier.backbone.get_submodule("fc")
     assert isinstance(head, nn.Linear)

@@ -180,7 +180,7 @@ def bare_steps(config: Config, batch: Batch) -> Iterator[None]:
 
 
 def network(config: Config) -> nn.Module:
-    return build_model(config.model, 2, config.image.mean, config.image.std)
+    return build_model(config.model, 2, config.image.size, config.image.mean, config.image.std)
 
 
 class Module(lightning.LightningModule):

@@ -31,11 +31,11 @@ def main(arguments: list[str]) -> Path | str | None:
         prog="python -m train",
         description="Train an image classifier and hand it over as a sealed bundle.",
         epilog="Progress goes to stderr; the path of what was made goes to stdout. Exit codes: 0 done, 1 failed, "
-        "2 wrong usage. A relative path given here starts at the current directory; one in a config file, at the "
-        "project root.",
+        "2 wrong usage, 75 stopped by a signal (run it again), 130 interrupted. A relative path given here starts "
+        "at the current directory; one in a config file, at the project root.",
         allow_abbrev=False,
     )
-    stages = parser.add_subparsers(dest="stage", metavar="|".join(COMMANDS), required=True)
+    stages = parser.add_subparsers(dest="stage", metavar="|".join([*COMMANDS, "bundle"]), required=True)
     stages.add_parser("bundle", help="verify a bundle, or say how two differ; see `bundle --help`")
     parsers = {}
     for name, help in COMMANDS.items():
@@ -52,7 +52,7 @@ def main(arguments: list[str]) -> Path | str | None:
         add_options(parsers[name], Config)
     if not arguments or arguments[0] not in parsers:
         parser.parse_args(arguments)
-        raise UsageError(f"choose one of {', '.join(COMMANDS)}")
+        raise UsageError(f"choose one of {', '.join([*COMMANDS, 'bundle'])}")
     stage = arguments[0]
     chosen, overrides = parse(parsers[stage], arguments[1:], Config)
     if getattr(chosen, "recommend", False):

@@ -1,4 +1,4 @@
-"""The blocks of a network: the units that are sharded one by one."""
+"""The blocks of a network: the units that are sharded, compiled and recomputed one by one."""
 
 from torch import nn
 

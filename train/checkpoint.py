@@ -13,10 +13,12 @@ of the position in training.
 """
 
 import json
+import logging
 import shutil
+import uuid
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -38,6 +40,7 @@ from slipway import config as configuration
 from slipway import sealed
 from slipway.contract import Signature
 from slipway.errors import SlipwayError
+from slipway.sealed import SealError
 from train.config import Config
 from train.dataset import Dataset
 from train.hardware import Machine
@@ -51,9 +54,11 @@ Tensors = dict[str, torch.Tensor]
 
 _OPTIONS = StateDictOptions(flatten_optimizer_state_dict=True)
 
+logger = logging.getLogger(__name__)
+
 
 class CheckpointError(SlipwayError):
-    """A checkpoint is missing, or does not fit the model it is to be loaded into."""
+    """A checkpoint is missing, cannot be read, or does not fit the model it is to be loaded into."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,20 +98,38 @@ def save(
 ) -> Path:
     """Write one checkpoint, all ranks together, and prune older ones, in that order.
 
+    One that is there already stays if it is whole, and is set aside under a hidden name if it is damaged.
     Raises SealError on every rank when it cannot be written; earlier checkpoints stay as they are.
     """
     directory = run.checkpoints / progress.name
-    if machine.decide(directory.exists()):
+    if machine.decide(machine.is_first and _is_whole(directory)):
         return directory
     with _staged_by_all(machine, directory, run.inputs) as staging:
         _write_tensors(tensors, staging / STATE, alone=machine.world_size == 1)
         if machine.is_first:
+            _set_aside(directory)
             sealed.write_json(staging / "progress.json", asdict(progress))
             signature.save(staging / "signature.json")
             (staging / "config.yaml").write_text(configuration.to_yaml(config), encoding="utf-8")
     if machine.is_first:
-        _prune(run, config.training.keep_checkpoints)
+        _prune(run, config.training.keep_checkpoints, saved=directory)
     return directory
+
+
+def _is_whole(directory: Path) -> bool:
+    try:
+        sealed.verify(directory, KIND)
+    except SealError:
+        return False
+    return True
+
+
+def _set_aside(damaged: Path) -> None:
+    """Make way for a checkpoint of the same step, if there is one; kept for whoever wants to know what happened."""
+    if damaged.exists():
+        aside = damaged.with_name(f".damaged-{damaged.name}-{uuid.uuid4().hex[:8]}")
+        damaged.rename(aside)
+        logger.warning("WARNING: %s is damaged; kept as %s and written again", damaged, aside.name)
 
 
 def tensors_of(module: torch.nn.Module, optimizer: torch.optim.Optimizer, ema: Tensors | None) -> Tensors:
@@ -131,10 +154,12 @@ def restore(
 ) -> Progress:
     """Load a verified checkpoint into model, optimiser and average, in place, on any number of ranks.
 
-    Raises CheckpointError where names or shapes differ.
+    Raises CheckpointError where names or shapes differ, or the storage fails.
     """
     tensors = tensors_of(module, optimizer, ema)
-    _read_tensors(tensors, directory, alone=machine.world_size == 1)
+    with _readable(directory):
+        _read_tensors(tensors, directory, alone=machine.world_size == 1)
+        progress = load_progress(directory)
     moments = {
         name.removeprefix("optimizer."): value
         for name, value in tensors.items()
@@ -142,7 +167,7 @@ def restore(
     }
     state = {**_optimizer_state(module, optimizer), **moments}
     set_optimizer_state_dict(module, optimizer, state, options=_OPTIONS)
-    return load_progress(directory)
+    return progress
 
 
 def _optimizer_state(module: torch.nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
@@ -155,16 +180,20 @@ def load_weights(choice: Choice, module: torch.nn.Module) -> None:
     sealed.verify(choice.directory, KIND)
     group = "model" if choice.weights == "raw" else "ema"
     tensors = {f"{group}.{name}": value for name, value in module.state_dict().items()}
-    _read_tensors(tensors, choice.directory, alone=True)
+    with _readable(choice.directory):
+        _read_tensors(tensors, choice.directory, alone=True)
 
 
 def read_weights(choice: Choice) -> Tensors:
-    """The chosen weights of a checkpoint, on the CPU, by the module's own names. Raises SealError."""
+    """The chosen weights of a checkpoint, on the CPU, by the module's own names. Raises SealError, CheckpointError."""
     sealed.verify(choice.directory, KIND)
     group = "model" if choice.weights == "raw" else "ema"
-    stored = _stored(choice.directory, f"{group}.")
-    tensors = {name: torch.empty(entry.size, dtype=entry.properties.dtype) for name, entry in stored.items()}
-    _read_tensors(tensors, choice.directory, alone=True)
+    with _readable(choice.directory):
+        stored = _stored(choice.directory, f"{group}.")
+        tensors = {
+            name: torch.empty(entry.size, dtype=entry.properties.dtype) for name, entry in stored.items()
+        }
+        _read_tensors(tensors, choice.directory, alone=True)
     return {name.removeprefix(f"{group}."): value for name, value in tensors.items()}
 
 
@@ -215,27 +244,45 @@ def _ranked(run: Run) -> list[tuple[str, Weights]]:
     return [(line["checkpoint"], line["weights"]) for line in evaluations]
 
 
-def _prune(run: Run, keep: int) -> None:
-    directories = sealed.sealed_in(run.checkpoints)
+def _prune(run: Run, keep: int, saved: Path) -> None:
+    """Of those up to the one just saved. Training passed over what is newer, and will get there again."""
+    directories = [path for path in sealed.sealed_in(run.checkpoints) if path.name <= saved.name]
     protected = {directory.name for directory in directories[-keep:]}
     protected |= {name for name, _ in _ranked(run)[:1]}
     for directory in directories:
         if directory.name not in protected:
-            shutil.rmtree(directory)
+            try:
+                shutil.rmtree(directory)
+            except OSError as error:
+                logger.warning("WARNING: %s: is old but cannot be removed (%s)", directory, error)
 
 
 @contextmanager
 def _staged_by_all(machine: Machine, directory: Path, inputs: str) -> Iterator[Path]:
-    """The first rank stages and seals; the others write into its directory and wait for the seal."""
-    if machine.is_first:
-        with sealed.stage(directory, kind=KIND, inputs=inputs) as staging:
-            machine.fabric.broadcast(str(staging))
-            yield staging
-            machine.fabric.barrier()
-    else:
-        yield Path(machine.fabric.broadcast(""))
-        machine.fabric.barrier()
-    machine.fabric.barrier()
+    """The first rank stages and seals; all of them write."""
+    staged, staging = ExitStack(), ""
+    with _same_end(machine, SealError):
+        if machine.is_first:
+            staging = str(staged.enter_context(sealed.stage(directory, kind=KIND, inputs=inputs)))
+    staging = machine.decide(staging)
+    # What went wrong with writing reaches the first rank before it seals, and its sentence reaches all.
+    with _same_end(machine, SealError), staged, _same_end(machine, OSError):
+        yield Path(staging)
+
+
+@contextmanager
+def _same_end(machine: Machine, kind: type[OSError | SealError]) -> Iterator[None]:
+    """What fails on one rank fails on all: each raises `kind`, in the words of the first of those that failed."""
+    words = ""
+    try:
+        yield
+    except (OSError, SealError) as error:
+        words = str(error)
+    everyones = [words] * machine.world_size
+    if machine.world_size > 1:
+        torch.distributed.all_gather_object(everyones, words)
+    if failed := [words for words in everyones if words]:
+        raise kind(failed[0])
 
 
 def _write_tensors(tensors: Tensors, directory: Path, *, alone: bool) -> None:
@@ -276,6 +323,16 @@ def _stored(directory: Path, groups: str | tuple[str, ...]) -> dict[str, TensorS
         for name, entry in metadata.items()
         if name.startswith(groups) and isinstance(entry, TensorStorageMetadata)
     }
+
+
+@contextmanager
+def _readable(directory: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise CheckpointError(
+            f"{directory}: cannot be read ({error}); is its storage still there? Start again when it is"
+        ) from error
 
 
 @contextmanager

@@ -87,7 +87,9 @@ def evaluate(config: Config, run: Run, dataset: Dataset, split: Split = "test") 
 def load_classifier(config: Config, choice: Choice) -> tuple[ImageClassifier, Signature]:
     """The chosen weights in a plain model, and its contract. Raises SealError, CheckpointError."""
     signature = checkpoint.load_signature(choice.directory)
-    classifier = build_model(config.model, len(signature.classes), signature.mean, signature.std)
+    classifier = build_model(
+        config.model, len(signature.classes), config.image.size, signature.mean, signature.std
+    )
     checkpoint.load_weights(choice, classifier)
     return classifier, signature
 

@@ -90,7 +90,7 @@ def prepare(
 ) -> Trainer:
     torch.manual_seed(config.training.seed)
     signature = checkpoint.signature_for(config, dataset)
-    module = build_model(config.model, len(dataset.classes), signature.mean, signature.std)
+    module = build_model(config.model, len(dataset.classes), config.image.size, signature.mean, signature.std)
     if is_new:
         warm_start.start(module, config.model)
     freeze(module, config.optimizer.freeze)

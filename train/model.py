@@ -38,18 +38,19 @@ class ImageClassifier(nn.Module):
 
 
 def build_model(
-    config: ModelConfig, classes: int, mean: tuple[float, ...], std: tuple[float, ...]
+    config: ModelConfig, classes: int, size: int, mean: tuple[float, ...], std: tuple[float, ...]
 ) -> ImageClassifier:
-    """A freshly initialised classifier. Draws from torch's global generator: seed it first.
+    """A freshly initialised classifier of images of size x size. Draws from torch's global generator: seed it first.
 
-    Raises UsageError for a name that is not a torchvision classification model.
+    Raises UsageError for a name that is not a torchvision classification model, or a size that it cannot take.
     """
     names = torchvision.models.list_models(module=torchvision.models)
     if config.name not in names:
         near = difflib.get_close_matches(config.name, names, n=1)
         hint = f"; did you mean {near[0]}?" if near else ""
         raise UsageError(f"model.name is {config.name!r}, which torchvision does not have{hint}")
-    backbone = torchvision.models.get_model(config.name, weights=None, num_classes=classes)
+    settings = {"num_classes": classes, **_peculiarities(config.name, size)}
+    backbone = torchvision.models.get_model(config.name, weights=None, **settings)
     if config.dropout is not None:
         for module in backbone.modules():
             if isinstance(module, nn.Dropout):
@@ -59,12 +60,31 @@ def build_model(
     return ImageClassifier(backbone, mean, std)
 
 
+def _peculiarities(name: str, size: int) -> dict[str, int | bool | tuple[int, int]]:
+    """What some of torchvision's families have to be told. Raises UsageError for a size that one cannot take."""
+    if name in ("googlenet", "inception_v3"):
+        # Their auxiliary heads make a tuple of what they return in training. Nor draw from SciPy's generator, slowly.
+        return {"aux_logits": False, "init_weights": False}
+    if name.startswith("vit_"):
+        patch = int(name.rsplit("_", 1)[1])
+        if size % patch:
+            raise UsageError(f"image.size is {size}, but {name} takes only multiples of {patch}")
+        return {"image_size": size}
+    if name.startswith("maxvit_"):
+        if size % 224:
+            raise UsageError(f"image.size is {size}, but {name} takes only multiples of 224")
+        return {"input_size": (size, size)}
+    return {}
+
+
 def keep_resolution(backbone: nn.Module, name: str) -> None:
     """Give a network made for 224 pixels a stem for small images, in place.
 
     Its first convolution becomes 3x3 with stride 1, and the pooling behind it goes, as in the ResNet paper's
     CIFAR models (arxiv.org/abs/1512.03385, section 4.2).
     """
+    if isinstance(backbone, torchvision.models.VisionTransformer):
+        raise UsageError(f"model.stem small: {name} cuts images into patches; use model.stem standard")
     for path, module in backbone.named_modules():
         if isinstance(module, nn.Conv2d):
             stem = nn.Conv2d(3, module.out_channels, 3, stride=1, padding=1, bias=module.bias is not None)

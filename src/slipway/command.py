@@ -1,4 +1,4 @@
-"""How a command starts and ends: progress on stderr, one result on stdout, exit codes 0, 1 and 2."""
+"""How a command starts and ends: progress on stderr, one result on stdout, exit codes."""
 
 import logging
 import signal
@@ -12,8 +12,8 @@ from slipway.errors import SlipwayError
 def run(main: Callable[[list[str]], object]) -> NoReturn:
     """Run `main(arguments)`, print what it made as the only line on stdout, and exit.
 
-    Exit codes: 0 done, 1 failed, 2 wrong usage, 130 Ctrl-C. A SlipwayError is shown as its sentence; anything
-    else is a bug and keeps its traceback.
+    Exit codes: 0 done, 1 failed, 2 wrong usage, 75 stopped by a signal and to be run again, 130 Ctrl-C. A
+    SlipwayError is shown as its sentence; anything else is a bug and keeps its traceback.
     """
     logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
     for ours in ("slipway", "train", "serve"):

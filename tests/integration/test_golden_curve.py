@@ -2,13 +2,12 @@
 
 import json
 import signal
-import time
 from pathlib import Path
 
 import pytest
 
-from tests.integration.checkout import ROOT, Checkout
-from tests.integration.training import DEADLINE_SECONDS, losses, newest_step, run_of
+from tests.integration.checkout import ROOT, Checkout, outcome
+from tests.integration.training import DEADLINE_SECONDS, losses, run_of, wait_for_step_after
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
@@ -34,11 +33,10 @@ def first_epoch(checkout: Checkout, runs: Path, data: Path) -> list[float]:
     config = ROOT / "configs" / "digits.yaml"
     options = [f"--run.directory={runs}", f"--data.root={data}", "--training.log_every=1", "--data.workers=0"]
     process = checkout.start("-m", "train", "fit", f"--config={config}", *options)
-    deadline = time.monotonic() + DEADLINE_SECONDS
-    while newest_step(runs) == 0 and process.poll() is None:
-        assert time.monotonic() < deadline, "no checkpoint in time"
-        time.sleep(0.05)
-    process.send_signal(signal.SIGTERM)
-    _, errors = process.communicate(timeout=DEADLINE_SECONDS)
-    assert process.returncode == 75, errors
+    try:
+        wait_for_step_after(process, runs, last=0, checkpoints=1)
+        process.send_signal(signal.SIGTERM)
+    finally:
+        result = outcome(process, DEADLINE_SECONDS)
+    assert result.returncode == 75, result.stderr
     return losses(run_of(runs))

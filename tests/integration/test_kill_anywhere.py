@@ -8,7 +8,7 @@ import pytest
 from tests.integration.checkout import Checkout
 from tests.integration.training import Setup, disturb, final_state, finish, metrics, options, run_of
 
-pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
 SETUPS = [
     Setup(),
@@ -18,9 +18,15 @@ SETUPS = [
 ]
 
 
-@pytest.mark.parametrize(
-    "setup", SETUPS, ids=lambda setup: f"{setup.ranks}x{setup.strategy}-w{setup.workers}"
-)
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Every setup, with time for as many kills as are asked for: 15 minutes for two, an hour for thirteen."""
+    limit = pytest.mark.timeout(450 + 245 * metafunc.config.getoption("--kills"))
+    name = "{0.ranks}x{0.strategy}-w{0.workers}"
+    metafunc.parametrize(
+        "setup", [pytest.param(setup, id=name.format(setup), marks=limit) for setup in SETUPS]
+    )
+
+
 def test_killed_anywhere_is_bit_identical_to_never_killed(
     checkout: Checkout, odd_folder: Path, tmp_path: Path, request: pytest.FixtureRequest, setup: Setup
 ) -> None:

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.checkout import Checkout
+from tests.integration.checkout import Checkout, end, outcome
 from tests.integration.images import CLASSES
 
-pytestmark = [pytest.mark.integration, pytest.mark.slow]
+pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(1800)]
 
 CONFIG = """
 run: {{name: odd}}
@@ -41,10 +41,14 @@ def test_pipeline_serves_every_image_as_evaluated(
     config.write_text(CONFIG.format(root=odd_folder), encoding="utf-8")
     command = [str(checkout.directory / "scripts" / "pipeline.py"), "--config", str(config)]
     both = [checkout.start(*command) for _ in range(2)]
-    for process in both:
-        output, errors = process.communicate(timeout=280)
-        assert process.returncode == 0, errors
-        check_table(output)
+    try:
+        for process in both:
+            result = outcome(process)
+            assert result.returncode == 0, result.stderr
+            check_table(result.stdout)
+    finally:
+        for process in both:
+            end(process)
     check_labels(checkout)
 
     before = everything_made(checkout)

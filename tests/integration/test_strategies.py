@@ -1,16 +1,22 @@
 """However many processes train, under whichever strategy: the same samples, the same losses."""
 
 import json
+import os
+import re
 import shutil
 import signal
-import time
+import socket
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
 import pytest
 
-from tests.integration.checkout import Checkout
+from tests.integration.checkout import Checkout, end, outcome
 from tests.integration.training import (
+    DEADLINE_SECONDS,
     Setup,
     final_state,
     finish,
@@ -18,7 +24,9 @@ from tests.integration.training import (
     metrics,
     newest_step,
     options,
+    ranks_in,
     run_of,
+    wait_for_step_after,
 )
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(600)]
@@ -77,15 +85,15 @@ def test_run_goes_on_with_other_ranks_and_another_strategy(
 
 def stop_after_two_steps(checkout: Checkout, setup: Setup, arguments: list[str], runs: Path) -> None:
     """SIGTERM to the last rank; all of them save the step they are in and end."""
-    before = newest_step(runs)
     process = checkout.start(*setup.command(arguments))
-    while newest_step(runs) < before + 2 and process.poll() is None:
-        time.sleep(0.01)
-    parent = psutil.Process(process.pid)
-    (parent.children()[-1] if setup.ranks > 1 else parent).send_signal(signal.SIGTERM)
-    _, errors = process.communicate(timeout=120)
-    assert process.returncode == (75 if setup.ranks == 1 else 1), errors
-    assert "stopped at step" in errors
+    try:
+        wait_for_step_after(process, runs, newest_step(runs), checkpoints=1)
+        if ranks := ranks_in(process, setup):
+            os.kill(ranks[-1], signal.SIGTERM)
+    finally:
+        result = outcome(process, DEADLINE_SECONDS)
+    assert result.returncode == (75 if setup.ranks == 1 else 1), result.stderr
+    assert "stopped at step" in result.stderr
 
 
 def test_sharded_run_makes_up_for_a_validation_that_was_cut_off(
@@ -108,22 +116,44 @@ def test_sharded_run_makes_up_for_a_validation_that_was_cut_off(
     assert final_state(run) == state
 
 
-def test_failed_save_on_the_first_rank_ends_every_rank(
+def test_failed_save_on_one_rank_ends_every_rank_in_the_same_words(
     checkout: Checkout, odd_folder: Path, tmp_path: Path
 ) -> None:
-    """Case B05: the others wait for the first one in the middle of the save, and must not do so for ever."""
-    command = Setup(ranks=2, strategy="fsdp2").command(
-        options(odd_folder, tmp_path / "runs", training__epochs=1)
-    )
-    finish(checkout, command)
-    run = run_of(tmp_path / "runs")
-    shutil.rmtree(run / "checkpoints")
-    (run / "metrics.jsonl").unlink()
+    """Case B05: the others wait in the middle of the save, and must do so neither for ever nor until killed."""
+    runs = tmp_path / "runs"
+    command = Setup(strategy="fsdp2").command(options(odd_folder, runs, training__epochs=1))
+    with ranks_of(checkout, command) as ranks:
+        psutil.Process(ranks[1].pid).rlimit(psutil.RLIMIT_FSIZE, (64, 64))
+        for rank in ranks:
+            result = outcome(rank)
+            assert result.returncode == 1, result.stderr
+            assert "Traceback" not in result.stderr
+            assert re.search(r"error: .*could not be written \(.*rank 1: .*File too large", result.stderr)
+    run = run_of(runs)
+    assert not list((run / "checkpoints").iterdir())
+    (run / "checkpoints").rmdir()
     (run / "checkpoints").write_text("in the way")
-    result = checkout.run(*command)
-    assert result.returncode == 1
-    assert "error: " in result.stderr
-    assert str(run / "checkpoints") in result.stderr
+    with ranks_of(checkout, command) as ranks:
+        for rank in ranks:
+            result = outcome(rank)
+            assert result.returncode == 1, result.stderr
+            assert re.search(r"error: .*could not be written", result.stderr)
+
+
+@contextmanager
+def ranks_of(checkout: Checkout, command: list[str]) -> Iterator[list["subprocess.Popen[str]"]]:
+    """Two ranks, and no launcher that kills one of them because the other has ended."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    world = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+    world |= {"TORCHELASTIC_RUN_ID": "none", "GROUP_RANK": "0"}
+    ranks = [checkout.start(*command, variables={**world, "RANK": n, "LOCAL_RANK": n}) for n in ("0", "1")]
+    try:
+        yield ranks
+    finally:
+        for rank in ranks:
+            end(rank)
 
 
 def test_sharded_validation_ends_where_ranks_have_unequal_numbers_of_batches(

@@ -15,7 +15,7 @@ from typing import Any
 import psutil
 from safetensors.torch import load_file
 
-from tests.integration.checkout import Checkout
+from tests.integration.checkout import Checkout, end
 from train.runs import MEASURED
 
 DEADLINE_SECONDS = 240
@@ -105,15 +105,18 @@ def disturb(
     done = []
     for _ in range(kills):
         process = checkout.start(*setup.command(arguments))
-        last = newest_step(runs)
-        wait_for_step_after(process, runs, last, moments.randint(1, 2))
-        time.sleep(moments.uniform(0, 0.3))
-        ranks = _ranks(process, setup)
-        number = moments.choice([signal.SIGKILL, signal.SIGKILL, signal.SIGTERM])
-        rank = moments.randrange(len(ranks)) if ranks else 0
-        if ranks:
-            _send(ranks[rank], number)
-        _, errors = process.communicate(timeout=DEADLINE_SECONDS)
+        try:
+            last = newest_step(runs)
+            wait_for_step_after(process, runs, last, moments.randint(1, 2))
+            time.sleep(moments.uniform(0, 0.3))
+            ranks = ranks_in(process, setup)
+            number = moments.choice([signal.SIGKILL, signal.SIGKILL, signal.SIGTERM])
+            rank = moments.randrange(len(ranks)) if ranks else 0
+            if ranks:
+                _send(ranks[rank], number)
+            _, errors = process.communicate(timeout=DEADLINE_SECONDS)
+        finally:
+            end(process)
         done.append(f"{signal.Signals(number).name} to rank {rank} after step {newest_step(runs)}")
         if process.returncode == 0:  # it had just finished
             break
@@ -134,7 +137,7 @@ def wait_for_step_after(process: "subprocess.Popen[str]", runs: Path, last: int,
         time.sleep(0.01)
 
 
-def _ranks(process: "subprocess.Popen[str]", setup: Setup) -> list[int]:
+def ranks_in(process: "subprocess.Popen[str]", setup: Setup) -> list[int]:
     """Process ids of the ranks: under torchrun its children."""
     if setup.ranks == 1:
         return [process.pid] if process.poll() is None else []

@@ -224,12 +224,13 @@ def test_signal_is_passed_on_to_the_running_stage(checkout: Checkout, number: si
 
 def test_second_signal_ends_a_stage_that_ignores_the_first(checkout: Checkout) -> None:
     python = checkout.root / ".venv/train/bin/python"
-    deaf = "import os, signal, sys, time; signal.signal(signal.SIGINT, signal.SIG_IGN); "
+    deaf = "import signal, time; "
+    deaf += f"signal.signal(signal.SIGINT, lambda *_: open({str(checkout.stages / 'heard')!r}, 'w')); "
     deaf += f"open({str(checkout.stages / 'waiting')!r}, 'w'); time.sleep(600)"
     python.write_text(f'#!/bin/sh\nexec "{sys.executable}" -c "{deaf}"\n')
     process = checkout.start()
     process.send_signal(signal.SIGINT)
-    time.sleep(0.2)
+    wait_until((checkout.stages / "heard").exists, "the stage to hear the first signal")
     assert process.poll() is None
     process.send_signal(signal.SIGINT)
     process.communicate(timeout=30)

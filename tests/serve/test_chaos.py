@@ -33,7 +33,7 @@ from tests import images
 from tests.serve.load import Load
 from tests.serve.tools import CPUS, edit_config, make_bundle, variant, wait_until, wait_until_gone
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(3600)]
 
 # Where times are asserted, and where a machine may be too busy with other things to answer within one.
 STRICT_PROBE_SECONDS = 2.0

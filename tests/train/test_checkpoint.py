@@ -1,10 +1,13 @@
 import resource
+import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 
+from slipway import sealed
 from slipway.sealed import SealError
 from tests.train.conftest import MakeConfig, MakeFolder
 from train import checkpoint
@@ -56,6 +59,15 @@ def evaluated(run: Run, step: int, accuracy: float, loss: float = 1.0, weights: 
     append_metrics(run, {**line, "accuracy": accuracy, "loss": loss})
 
 
+def damage(directory: Path) -> None:
+    """Flip one bit of its tensors."""
+    (file,) = (directory / "state").iterdir()
+    data = bytearray(file.read_bytes())
+    data[-3] ^= 1
+    file.chmod(0o644)
+    file.write_bytes(data)
+
+
 def names(run: Run) -> list[str]:
     return sorted(path.name for path in run.checkpoints.iterdir())
 
@@ -90,11 +102,7 @@ def test_flipped_byte_is_refused_and_the_previous_checkpoint_used(
 ) -> None:
     """Case B03: tensor data with a flipped byte would be read without a word."""
     good, bad = save(setting, 1), save(setting, 2)
-    (file,) = (bad / "state").iterdir()
-    data = bytearray(file.read_bytes())
-    data[-3] ^= 1
-    file.chmod(0o644)
-    file.write_bytes(data)
+    damage(bad)
     with pytest.raises(SealError, match=r"safetensors: differs from the manifest"):
         checkpoint.load_weights(Choice(directory=bad, weights="raw"), small_model(0.0)[0])
     assert checkpoint.newest(setting[2]) == good
@@ -127,6 +135,34 @@ def test_old_checkpoints_are_pruned_and_the_best_is_kept(setting: Setting) -> No
     assert checkpoint.best(run).directory.name == "step-00000002"
 
 
+def test_damaged_checkpoint_is_set_aside_and_written_again(
+    setting: Setting, caplog: pytest.LogCaptureFixture
+) -> None:
+    directory = save(setting, 2)
+    damage(directory)
+    assert save(setting, 2) == directory
+    assert checkpoint.newest(setting[2]) == directory
+    aside, kept = names(setting[2])
+    assert aside.startswith(".damaged-step-00000002-")
+    assert kept == "step-00000002"
+    assert f"step-00000002 is damaged; kept as {aside} and written again" in caplog.text
+    seal = sealed.read_manifest(directory).seal
+    save(setting, 2, value=1.0)  # whole: it stays
+    assert sealed.read_manifest(directory).seal == seal
+
+
+def test_damaged_newer_checkpoint_evicts_no_good_one(setting: Setting) -> None:
+    """Case B03: training fell back to a step before it, and went on from there."""
+    config, folder, run = setting
+    config = replace(config, training=replace(config.training, keep_checkpoints=1))
+    for step in (10, 20, 15):
+        saved = save((config, folder, run), step)
+        if step == 20:
+            damage(saved)
+    assert checkpoint.newest(run) == saved
+    assert saved.name == "step-00000015"
+
+
 def test_best_is_recovered_from_what_is_there(setting: Setting) -> None:
     run = setting[2]
     save(setting, 1)
@@ -145,9 +181,17 @@ def test_run_without_checkpoint_says_what_to_do(setting: Setting) -> None:
 def test_foreign_checkpoint_is_refused_with_the_names(setting: Setting) -> None:
     """Case B07: strict=False would go on with random weights."""
     config = setting[0]
-    model = build_model(config.model, 3, config.image.mean, config.image.std)
+    model = build_model(config.model, 3, 16, config.image.mean, config.image.std)
     with pytest.raises(CheckpointError, match=r"it lacks model\.backbone.* Was it trained with another"):
         checkpoint.load_weights(Choice(directory=save(setting, 1), weights="raw"), model)
+
+
+def test_failing_storage_is_said_in_words(setting: Setting) -> None:
+    """Behind the verification, so the bytes were good a moment before."""
+    directory = save(setting, 1)
+    shutil.rmtree(directory / "state")
+    with pytest.raises(CheckpointError, match=r"step-00000001: cannot be read .* storage still there"):
+        checkpoint.restore(directory, machine(), *small_model(0.0), None)
 
 
 def test_other_shape_is_refused_by_name(setting: Setting) -> None:

@@ -20,7 +20,7 @@ IMAGES = torch.randint(0, 256, (4, 3, 32, 32), dtype=torch.uint8, generator=torc
 
 def model_for(config: HardwareConfig) -> ImageClassifier:
     torch.manual_seed(0)
-    model = build_model(ModelConfig(name="resnet18"), 3, (0.5,) * 3, (0.5,) * 3)
+    model = build_model(ModelConfig(name="resnet18"), 3, 32, (0.5,) * 3, (0.5,) * 3)
     prepare(model, config)
     return model
 

@@ -16,9 +16,9 @@ from train.model import (
 MEAN, STD = (0.5, 0.4, 0.3), (0.2, 0.25, 0.3)
 
 
-def build(name: str = "mobilenet_v3_small", stem: str = "small") -> ImageClassifier:
+def build(name: str = "mobilenet_v3_small", stem: str = "small", size: int = 16) -> ImageClassifier:
     torch.manual_seed(0)
-    return build_model(ModelConfig(name=name, stem=stem), 5, MEAN, STD)  # type: ignore[arg-type]
+    return build_model(ModelConfig(name=name, stem=stem), 5, size, MEAN, STD)  # type: ignore[arg-type]
 
 
 def test_normalisation_is_that_of_the_contract() -> None:
@@ -52,9 +52,23 @@ def test_small_stem_keeps_the_resolution(name: str) -> None:
     assert logits.shape == (2, 5)
 
 
+@pytest.mark.parametrize(("name", "size"), [("googlenet", 32), ("inception_v3", 80), ("vit_b_32", 32)])
+def test_families_with_peculiarities_train(name: str, size: int) -> None:
+    logits = build(name, "standard", size).train()(torch.zeros(2, 3, size, size, dtype=torch.uint8))
+    assert logits.shape == (2, 5)
+
+
+@pytest.mark.parametrize(("name", "patch"), [("vit_b_32", 32), ("maxvit_t", 224)])
+def test_size_that_a_model_cannot_take_is_refused_in_words(name: str, patch: int) -> None:
+    with pytest.raises(UsageError, match=rf"image\.size is 48, but {name} takes only multiples of {patch}"):
+        build(name, "standard", 48)
+
+
 def test_small_stem_of_a_model_without_convolutions_is_refused() -> None:
     with pytest.raises(SlipwayError, match=r"use model\.stem standard"):
         keep_resolution(nn.Linear(2, 2), "linear")
+    with pytest.raises(UsageError, match=r"vit_b_32 cuts images into patches; use model\.stem standard"):
+        build("vit_b_32", "small", 32)
 
 
 def test_inference_restores_every_submodules_own_mode() -> None:

@@ -27,7 +27,7 @@ def test_without_warm_up_the_first_step_has_the_full_rate() -> None:
 
 @pytest.mark.parametrize("name", ["sgd", "adamw"])
 def test_norms_and_biases_do_not_decay(name: str) -> None:
-    model = build_model(ModelConfig(name="resnet18"), 3, (0.5,) * 3, (0.5,) * 3)
+    model = build_model(ModelConfig(name="resnet18"), 3, 32, (0.5,) * 3, (0.5,) * 3)
     optimizer = build_optimizer(model, OptimizerConfig(name=name, weight_decay=0.3))  # type: ignore[arg-type]
     decay = {id(p): group["weight_decay"] for group in optimizer.param_groups for p in group["params"]}
     assert len(decay) == len(list(model.parameters()))

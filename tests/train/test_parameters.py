@@ -11,7 +11,7 @@ from train.parameters import freeze, learning_groups
 
 @pytest.fixture
 def model() -> nn.Module:
-    return build_model(ModelConfig(name="resnet18"), 3, (0.5,) * 3, (0.5,) * 3)
+    return build_model(ModelConfig(name="resnet18"), 3, 32, (0.5,) * 3, (0.5,) * 3)
 
 
 def test_frozen_parameters_stay_out_of_the_optimiser(model: nn.Module) -> None:

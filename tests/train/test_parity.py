@@ -34,7 +34,7 @@ Break = Callable[[onnx.ModelProto], None]
 @pytest.fixture(scope="module")
 def model() -> ImageClassifier:
     torch.manual_seed(0)
-    return build_model(ModelConfig(name="squeezenet1_1", stem="small"), 4, (0.5,) * 3, (0.25,) * 3).eval()
+    return build_model(ModelConfig(name="squeezenet1_1", stem="small"), 4, 16, (0.5,) * 3, (0.25,) * 3).eval()
 
 
 @pytest.fixture(scope="module")

@@ -21,18 +21,21 @@ NAME = "mobilenet_v3_small"
 
 
 def classifier(classes: int, name: str = NAME) -> nn.Module:
-    return build_model(ModelConfig(name=name), classes, (0.5,) * 3, (0.5,) * 3)
+    return build_model(ModelConfig(name=name), classes, 32, (0.5,) * 3, (0.5,) * 3)
 
 
 @pytest.fixture
-def weights_of_torchvision(tmp_path: Path) -> Iterator[dict[str, torch.Tensor]]:
+def weights_of_torchvision(
+    tmp_path: Path, request: pytest.FixtureRequest
+) -> Iterator[dict[str, torch.Tensor]]:
     """A file where torchvision keeps what it downloaded, so that nothing is downloaded."""
+    name = getattr(request, "param", NAME)
     torch.manual_seed(7)
-    state = torchvision.models.get_model(NAME, weights=None).state_dict()
+    state = torchvision.models.get_model(name, weights=None).state_dict()
     before = torch.hub.get_dir()
     torch.hub.set_dir(tmp_path)
     (tmp_path / "checkpoints").mkdir()
-    url = torchvision.models.get_model_weights(NAME)["DEFAULT"].url
+    url = torchvision.models.get_model_weights(name)["DEFAULT"].url
     torch.save(state, tmp_path / "checkpoints" / url.rsplit("/", 1)[1])
     yield state
     torch.hub.set_dir(before)
@@ -54,11 +57,13 @@ def test_torchvision_weights_fill_all_but_another_head(
 
 
 @pytest.mark.usefixtures("weights_of_torchvision")
+@pytest.mark.parametrize("weights_of_torchvision", ["resnet18"], indirect=True)
 def test_small_stem_does_not_fit_torchvision_weights() -> None:
-    config = ModelConfig(name=NAME, pretrained="DEFAULT", stem="small")
-    model = build_model(ModelConfig(name="resnet18", stem="small"), 3, (0.5,) * 3, (0.5,) * 3)
+    """3x3 instead of 7x7."""
+    config = ModelConfig(name="resnet18", pretrained="DEFAULT", stem="small")
+    model = build_model(config, 3, 32, (0.5,) * 3, (0.5,) * 3)
     with pytest.raises(
-        WarmStartError, match=r"do not fit this model: backbone\.features.*another model\.name"
+        WarmStartError, match=r"do not fit this model: backbone\.conv1\.weight .*another model\.name"
     ):
         start(model, config)
 

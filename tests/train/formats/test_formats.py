@@ -42,7 +42,7 @@ def source_of(classifier: ImageClassifier, directory: Path) -> Source:
 def source(tmp_path_factory: pytest.TempPathFactory) -> Source:
     torch.manual_seed(0)
     classifier = build_model(
-        ModelConfig(name="squeezenet1_1", stem="small"), 5, (0.5,) * 3, (0.25,) * 3
+        ModelConfig(name="squeezenet1_1", stem="small"), 5, SIZE, (0.5,) * 3, (0.25,) * 3
     ).eval()
     made = source_of(classifier, tmp_path_factory.mktemp("formats"))
     onnx_format.write(made, made.onnx, "float32")

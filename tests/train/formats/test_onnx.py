@@ -24,7 +24,7 @@ PINS = compatibility.load()
 def classifier() -> ImageClassifier:
     torch.manual_seed(0)
     return build_model(
-        ModelConfig(name="mobilenet_v3_small", stem="small"), 5, (0.5,) * 3, (0.25,) * 3
+        ModelConfig(name="mobilenet_v3_small", stem="small"), 5, 16, (0.5,) * 3, (0.25,) * 3
     ).eval()
 
 
