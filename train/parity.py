@@ -45,11 +45,12 @@ class Tolerance:
     every_input: bool
 
 
-# float32: twenty times what runtimes and PyTorch differ by (5e-6 where a ResNet's largest logit is 9). The others
+# float32: fifty times what runtimes and PyTorch differed by on a ResNet-18 (1.1e-6 of the largest logit), because
+# deeper networks round more often; 1 % on the weights of one layer is far outside. The others
 # catch what is wired wrongly; whether they are good enough, their accuracy tells. Cf. NVIDIA/TensorRT issue 2709 on
 # judging reduced precision by the tolerance of another.
 TOLERANCES = {
-    "float32": Tolerance(absolute=1e-6, relative=1e-5, every_input=True),
+    "float32": Tolerance(absolute=1e-5, relative=5e-5, every_input=True),
     "bfloat16": Tolerance(absolute=1e-2, relative=0.05, every_input=False),
     "int8": Tolerance(absolute=1e-2, relative=0.25, every_input=False),
 }
