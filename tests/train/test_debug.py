@@ -22,12 +22,11 @@ def test_one_batch_goes_once_through_everything(make_folder: MakeFolder, make_co
 
 
 def test_overfitting_learns_a_batch_by_heart(make_folder: MakeFolder, make_config: MakeConfig) -> None:
-    config = make_config(
-        make_folder(), debug__mode="overfit", training__batch_size="6", optimizer__lr="0.003"
-    )
+    root = make_folder()
+    config = make_config(root, debug__mode="overfit", training__batch_size="6", optimizer__lr="0.003")
     config, folder = simplified(config, read_folder(config.data))
     assert folder.splits["train"] == folder.splits["val"]
-    assert run_for(config, folder) != run_for(make_config(folder.root), folder)
+    assert run_for(config, folder) != run_for(make_config(root), folder)
     lines = read_metrics(Run(directory=fit(config, folder), inputs=""))
     *_, last = (line["loss"] for line in lines if line["kind"] == "train")
     assert last < 0.1
