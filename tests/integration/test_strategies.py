@@ -148,6 +148,8 @@ def ranks_of(checkout: Checkout, command: list[str]) -> Iterator[list["subproces
         port = str(free.getsockname()[1])
     world = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
     world |= {"TORCHELASTIC_RUN_ID": "none", "GROUP_RANK": "0"}
+    # Coverage would want to write as well, and complain in a traceback where the limit forbids it.
+    world |= {"COVERAGE_PROCESS_START": "", "COVERAGE_PROCESS_CONFIG": ""}
     ranks = [checkout.start(*command, variables={**world, "RANK": n, "LOCAL_RANK": n}) for n in ("0", "1")]
     try:
         yield ranks
