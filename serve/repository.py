@@ -22,7 +22,6 @@ from serve.release import ABOUT, FORMAT, KIND, MODELS, RELEASES
 from slipway import bundle, compatibility, hashing, sealed
 from slipway.bundle import Bundle
 from slipway.errors import SlipwayError
-from slipway.preprocessing import preprocess
 
 SERVE = Path(__file__).parent
 SLIPWAY = Path(bundle.__file__).parent
@@ -119,20 +118,15 @@ def _check_runtime(model: Path, target: Target) -> None:
 
 
 def _golden_pixels(opened: Bundle) -> npt.NDArray[np.uint8]:
-    """uint8 [golden, 3, S, S], decoded here and compared with what the bundle was proven with."""
+    """uint8 [golden, 3, S, S]. Raises PublishError where nothing could tell a good server from bad by them."""
     if not opened.golden:
         raise PublishError(
             f"{opened.directory}: holds no golden inputs, so nothing could tell a good server from bad"
         )
-    pixels = []
-    for golden in opened.golden:
-        pixels.append(preprocess(golden.path.read_bytes(), opened.signature.preprocessing))
-        if hashing.of_bytes(pixels[-1].tobytes()) != golden.pixels_sha256:
-            raise PublishError(
-                f"{golden.path}: decodes to other pixels here than where it was exported; are Pillow and "
-                "slipway/preprocessing.py the same in training and serving?"
-            )
-    return np.stack(pixels)
+    try:
+        return bundle.golden_pixels(opened)
+    except bundle.BundleError as error:
+        raise PublishError(str(error)) from error
 
 
 def _pins(target: Target) -> Pins:

@@ -102,7 +102,7 @@ def save(
     Raises SealError on every rank when it cannot be written; earlier checkpoints stay as they are.
     """
     directory = run.checkpoints / progress.name
-    if machine.decide(machine.is_first and _is_whole(directory)):
+    if machine.decide(lambda: _is_whole(directory)):
         return directory
     with _staged_by_all(machine, directory, run.inputs) as staging:
         _write_tensors(tensors, staging / STATE, alone=machine.world_size == 1)
@@ -264,7 +264,7 @@ def _staged_by_all(machine: Machine, directory: Path, inputs: str) -> Iterator[P
     with _same_end(machine, SealError):
         if machine.is_first:
             staging = str(staged.enter_context(sealed.stage(directory, kind=KIND, inputs=inputs)))
-    staging = machine.decide(staging)
+    staging = machine.decide(lambda: staging)
     # What went wrong with writing reaches the first rank before it seals, and its sentence reaches all.
     with _same_end(machine, SealError), staged, _same_end(machine, OSError):
         yield Path(staging)

@@ -71,7 +71,7 @@ def fit(config: Config, dataset: Dataset) -> Path:
             stack.enter_context(sealed.only_one(run.directory, f"run {run.directory.name}"))
         machine.fabric.barrier()
         stop = stack.enter_context(stop_requests())
-        newest = machine.decide(checkpoint.newest(run) if machine.is_first else None)
+        newest = machine.decide(lambda: checkpoint.newest(run))
         trainer = prepare(config, run, dataset, machine, stop, is_new=newest is None)
         if newest:
             _restore(trainer, newest)
@@ -110,7 +110,7 @@ def prepare(
             epochs=config.training.epochs,
             seed=config.training.seed,
             fingerprint=dataset.fingerprint,
-            avoided=machine.decide(health.avoided(run) if machine.is_first else None),
+            avoided=machine.decide(lambda: health.avoided(run)),
         ),
         module=module,
         model=model,
@@ -187,13 +187,13 @@ def _open_outputs(trainer: Trainer, stack: ExitStack) -> Outputs:
 def _roll_back(trainer: Trainer) -> None:
     """Return to the last checkpoint, and from there pass over what led away from it."""
     machine, run = trainer.machine, trainer.run
-    directory = machine.decide(checkpoint.newest(run) if machine.is_first else None)
+    directory = machine.decide(lambda: checkpoint.newest(run))
     if directory is None:
         raise DivergedError(
             "training.on_bad_loss is rollback, but there is no checkpoint yet; set training.checkpoint_every"
         )
     _restore(trainer, directory)
-    avoided = machine.decide(health.avoided(run) if machine.is_first else None)
+    avoided = machine.decide(lambda: health.avoided(run))
     trainer.order = replace(trainer.order, avoided=avoided)
     if machine.is_first:
         forget_metrics_after(run, trainer.progress.cursor)
@@ -287,8 +287,7 @@ def _is_finished(trainer: Trainer) -> bool:
     patience = trainer.config.training.patience
     if not _at_epoch_end(trainer) or _unscored(trainer):
         return False
-    machine = trainer.machine
-    waited = machine.decide(epochs_without_gain(trainer.run) if machine.is_first else None)
+    waited = trainer.machine.decide(lambda: epochs_without_gain(trainer.run))
     return trainer.progress.cursor == trainer.order.end or (patience is not None and waited >= patience)
 
 
@@ -302,7 +301,10 @@ def _unscored(trainer: Trainer) -> list[Weights]:
     One of two may have one: training can be killed between them.
     """
     kinds: list[Weights] = ["raw", "ema"] if trainer.ema else ["raw"]
-    machine, cursor = trainer.machine, trainer.progress.cursor
-    lines = list(read_metrics(trainer.run)) if machine.is_first else []
-    scored = {line["weights"] for line in lines if line["kind"] == "evaluation" and line["samples"] == cursor}
-    return machine.decide([weights for weights in kinds if weights not in scored])
+
+    def unscored() -> list[Weights]:
+        here = (line for line in read_metrics(trainer.run) if line["samples"] == trainer.progress.cursor)
+        scored = {line["weights"] for line in here if line["kind"] == "evaluation"}
+        return [weights for weights in kinds if weights not in scored]
+
+    return trainer.machine.decide(unscored)

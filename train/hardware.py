@@ -2,9 +2,10 @@
 
 import logging
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from lightning.fabric import Fabric
@@ -17,6 +18,8 @@ from torch.distributed.fsdp import fully_shard
 from slipway.errors import SlipwayError
 from train.blocks import blocks_of
 from train.config import HardwareConfig, TrainingConfig
+
+Verdict = TypeVar("Verdict")
 
 
 class HardwareError(SlipwayError):
@@ -44,9 +47,18 @@ class Machine:
         """Whether this rank speaks, writes and decides for all."""
         return self.fabric.is_global_zero
 
-    def decide(self, verdict: Any) -> Any:
-        """The first rank's verdict, on every rank: what is read from disk may look different to each of them."""
-        return self.fabric.broadcast(verdict)
+    @property
+    def scaler(self) -> torch.amp.GradScaler | None:
+        """The loss scaler, in 16-mixed."""
+        return getattr(self.precision, "scaler", None)
+
+    def decide(self, verdict: Callable[[], Verdict]) -> Verdict:
+        """The first rank's verdict, on every rank: what is read from disk may look different to each of them.
+
+        Only the first one asks for it: a file that it writes is never read half written by another.
+        """
+        found: Any = verdict() if self.is_first else None
+        return self.fabric.broadcast(found)
 
     def share_buffers(self, module: nn.Module) -> None:
         """Give every rank the first one's batch statistics. DDP does so before each step, FSDP2 never."""

@@ -48,10 +48,9 @@ def step(trainer: Trainer, window: Window, batches: Iterator[Batch], outputs: Ou
         return stopping
     norm = _clip(trainer)
     layers = _layer_norms(trainer)
-    scaler = getattr(trainer.machine.precision, "scaler", None)
     # All these numbers are the same on every rank, so all decide alike.
     problem = health.problem_with(
-        loss, norm, progress.loss_average, config.training, scaled=scaler is not None
+        loss, norm, progress.loss_average, config.training, scaled=trainer.machine.scaler is not None
     )
     if problem:
         _answer(trainer, window, problem, statistics)
@@ -95,7 +94,7 @@ def _answer(trainer: Trainer, window: Window, problem: str, statistics: list[tor
         health.record(trainer.run, bad)
         logger.warning("WARNING: step %d, epoch %d: %s; %s", bad.step, bad.epoch, problem, answer)
     machine = trainer.machine
-    times = machine.decide(len(health.bad_steps(trainer.run)) if machine.is_first else None)
+    times = machine.decide(lambda: len(health.bad_steps(trainer.run)))
     if answer == "stop" or times > health.MOST_BAD_STEPS:
         often = f" It is the {times}th bad step of this run." if times > 1 else ""
         raise DivergedError(
@@ -103,10 +102,9 @@ def _answer(trainer: Trainer, window: Window, problem: str, statistics: list[tor
             f"({trainer.config.optimizer.lr:g}) or set optimizer.clip_norm, or see training.on_bad_loss; checkpoints "
             f"are intact, and {health.BAD_STEPS} names the samples"
         )
-    scaler = getattr(trainer.machine.precision, "scaler", None)
-    if scaler:
-        scaler.update()  # it was asked to unscale, and waits to hear how that went
-        trainer.progress = replace(progress, loss_scale=trainer.machine.precision.state_dict())
+    if machine.scaler:
+        machine.scaler.update()  # it was asked to unscale, and waits to hear how that went
+        trainer.progress = replace(progress, loss_scale=machine.precision.state_dict())
     if answer == "rollback":
         raise RolledBackError
     _pass_over(trainer, window, statistics)
@@ -136,8 +134,9 @@ def _pass_over(trainer: Trainer, window: Window, statistics: list[torch.Tensor])
 
 def _batch_statistics(trainer: Trainer) -> list[torch.Tensor]:
     """A copy of all buffers, where a step may turn out not to be taken: its forward has moved them by then."""
-    config, scaler = trainer.config, getattr(trainer.machine.precision, "scaler", None)
-    if config.training.on_bad_loss != "skip" and config.data.on_bad_sample != "skip" and scaler is None:
+    config = trainer.config
+    may_skip = "skip" in (config.training.on_bad_loss, config.data.on_bad_sample)
+    if not may_skip and trainer.machine.scaler is None:
         return []
     return [buffer.clone() for buffer in trainer.module.buffers()]
 

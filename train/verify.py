@@ -6,12 +6,10 @@ from pathlib import Path
 
 import numpy as np
 
-from slipway import hashing
 from slipway.artefact import read_artefacts
-from slipway.bundle import Bundle, BundleError, open_bundle
-from slipway.preprocessing import preprocess
+from slipway.bundle import golden_pixels, open_bundle
 from train import parity
-from train.parity import Pixels, Rows
+from train.parity import Rows
 from train.signing import SIGNATURE, require_signed
 
 logger = logging.getLogger(__name__)
@@ -34,7 +32,7 @@ def verify(directory: Path, public_key: Path | None = None) -> Path:
     golden = Rows(
         kind=parity.GOLDEN,
         names=[each.path.name for each in opened.golden],
-        pixels=_pixels(opened),
+        pixels=golden_pixels(opened),
         expected=np.stack([each.logits for each in opened.golden]),
     )
     threads = len(os.sched_getaffinity(0))
@@ -45,16 +43,3 @@ def verify(directory: Path, public_key: Path | None = None) -> Path:
         logger.info("%s answers its %d golden inputs as it did", artefact.file, len(opened.golden))
     logger.info("verified: %s", opened.release)
     return directory
-
-
-def _pixels(opened: Bundle) -> Pixels:
-    """uint8 [golden, 3, S, S], decoded here and compared with what the bundle was proven with."""
-    arrays = []
-    for golden in opened.golden:
-        arrays.append(preprocess(golden.path.read_bytes(), opened.signature.preprocessing))
-        if hashing.of_bytes(arrays[-1].tobytes()) != golden.pixels_sha256:
-            raise BundleError(
-                f"{golden.path}: decodes to other pixels here than where the bundle was proven; another Pillow, or "
-                "another version of src/slipway/preprocessing.py, is in use"
-            )
-    return np.stack(arrays)

@@ -7,9 +7,10 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from slipway import sealed
+from slipway import hashing, sealed
 from slipway.contract import Signature
 from slipway.errors import SlipwayError
+from slipway.preprocessing import preprocess
 
 KIND = "bundle"
 MODEL = "model.onnx"
@@ -106,3 +107,19 @@ def read_golden(directory: Path) -> tuple[Golden, ...]:
         )
         for answer in json.loads((directory / GOLDEN_ANSWERS).read_bytes())
     )
+
+
+def golden_pixels(opened: Bundle) -> npt.NDArray[np.uint8]:
+    """The golden inputs as model input, uint8 [golden, 3, S, S], decoded here.
+
+    Raises BundleError where that gives other pixels than the bundle was proven with.
+    """
+    arrays = []
+    for golden in opened.golden:
+        arrays.append(preprocess(golden.path.read_bytes(), opened.signature.preprocessing))
+        if hashing.of_bytes(arrays[-1].tobytes()) != golden.pixels_sha256:
+            raise BundleError(
+                f"{golden.path}: decodes to other pixels here than where the bundle was proven; are Pillow and "
+                "slipway/preprocessing.py the same in training and serving?"
+            )
+    return np.stack(arrays)

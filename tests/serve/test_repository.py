@@ -130,7 +130,7 @@ def test_an_onnx_file_that_is_too_new_for_the_server_is_refused_with_both_number
 def test_a_golden_image_that_decodes_to_other_pixels_here_is_refused(
     bundle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(repository, "preprocess", lambda data, rules: 255 - preprocess(data, rules))
+    monkeypatch.setattr(bundles, "preprocess", lambda data, rules: 255 - preprocess(data, rules))
     with pytest.raises(PublishError, match="decodes to other pixels here"):
         publish(bundle, tmp_path)
 
