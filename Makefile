@@ -18,7 +18,7 @@ OPTIONS = --config "$(CONFIG)" $(ARGS)
 .DEFAULT_GOAL := help
 .PHONY: help setup data train evaluate export publish promote rollback releases serve smoke predict report pipeline \
 	test test-fast chaos-train chaos-serve equivalence fuzz-preprocessing \
-	benchmark-preprocessing benchmark-training benchmark-export benchmark-serving lint format lock clean distclean \
+	benchmark-preprocessing benchmark-training benchmark-export benchmark-serving lint format lock programs clean distclean \
 	python train-environment serve-environment server dev-environments
 
 help: ## Show this help
@@ -126,6 +126,9 @@ clean: ## Remove what the stages made (never .venv, nor an image folder of your 
 	rm -rf data/digits data/photos data/.cache runs bundles model_repository
 	rm -rf .coverage htmlcov .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
+programs: python ## Install, as root, the Debian packages that the tests of deploy/ use
+	@"$(PYTHON)" scripts/programs.py
+
 distclean: clean ## The same, and the environments
 	rm -rf .venv
 
@@ -144,3 +147,4 @@ server: python
 
 dev-environments: python
 	@$(ENVIRONMENT) train serve server --dev
+	@$(ENVIRONMENT) serve --dev --deploy

@@ -65,6 +65,7 @@ LOCKS = (
     Lock(name="server", options=("--no-deps",)),
     Lock(name="dev", layer_on=("train", "serve")),
     Lock(name="benchmark", layer_on=("train",)),
+    Lock(name="deploy", layer_on=("serve", "dev")),
 )
 
 

@@ -51,7 +51,7 @@ def test_dev_layer_changes_no_version_of_what_is_below(below: str) -> None:
     assert {name: tools[name] for name in shared} == {name: environment[name] for name in shared}
 
 
-@pytest.mark.parametrize("name", ["train", "serve", "server", "dev", "benchmark"])
+@pytest.mark.parametrize("name", ["train", "serve", "server", "dev", "benchmark", "deploy"])
 def test_stale_lock_is_detected(checkout: Path, name: str) -> None:
     with (checkout / f"requirements/{name}.in").open("a") as file:
         file.write("six==1.17.0\n")
@@ -60,20 +60,22 @@ def test_stale_lock_is_detected(checkout: Path, name: str) -> None:
     ]
 
 
-def test_dev_lock_is_stale_when_a_lock_below_it_was_made_again(checkout: Path) -> None:
+def test_layer_is_stale_when_a_lock_below_it_was_made_again(checkout: Path) -> None:
     below = checkout / "requirements/serve.lock"
     body = lock.body_of(below.read_text(encoding="utf-8")).replace("idna==3.20", "idna==3.19")
     serve = next(layer for layer in lock.LOCKS if layer.name == "serve")
     below.write_text("\n".join([*lock.header(checkout, serve, body), body]), encoding="utf-8")
     assert lock.check(checkout) == [
-        "requirements/dev.lock: requirements/serve.lock has changed since it was made; run `make lock`"
+        f"requirements/{layer}.lock: requirements/serve.lock has changed since it was made; run `make lock`"
+        for layer in ("dev", "deploy")
     ]
 
 
 def test_lock_edited_by_hand_is_detected(checkout: Path) -> None:
     replace(checkout / "requirements/dev.lock", "pytest==9.2.0", "pytest==9.1.0")
     assert lock.check(checkout) == [
-        "requirements/dev.lock: was edited by hand, or made for another Python or platform; run `make lock`"
+        "requirements/dev.lock: was edited by hand, or made for another Python or platform; run `make lock`",
+        "requirements/deploy.lock: requirements/dev.lock has changed since it was made; run `make lock`",
     ]
 
 
