@@ -105,7 +105,7 @@ def save(
     if machine.decide(lambda: _is_whole(directory)):
         return directory
     with _staged_by_all(machine, directory, run.inputs) as staging:
-        _write_tensors(tensors, staging / STATE, alone=machine.world_size == 1)
+        _write_tensors(tensors, staging / STATE, machine)
         if machine.is_first:
             _set_aside(directory)
             sealed.write_json(staging / "progress.json", asdict(progress))
@@ -280,17 +280,23 @@ def _same_end(machine: Machine, kind: type[OSError | SealError]) -> Iterator[Non
         words = str(error)
     everyones = [words] * machine.world_size
     if machine.world_size > 1:
-        torch.distributed.all_gather_object(everyones, words)
+        torch.distributed.all_gather_object(everyones, words, group=machine.group)
     if failed := [words for words in everyones if words]:
         raise kind(failed[0])
 
 
-def _write_tensors(tensors: Tensors, directory: Path, *, alone: bool) -> None:
+def _write_tensors(tensors: Tensors, directory: Path, machine: Machine) -> None:
     # What all ranks hold alike, such as batch statistics, is taken from the first.
     planner = DefaultSavePlanner(dedup_save_to_lowest_rank=True)
     writer = HuggingFaceStorageWriter(str(directory), save_distributed=True)
     with _plain_errors(directory), _one_process_is_meant():
-        state_dict_saver.save(tensors, storage_writer=writer, planner=planner, no_dist=alone)
+        state_dict_saver.save(
+            tensors,
+            storage_writer=writer,
+            planner=planner,
+            process_group=machine.group,
+            no_dist=machine.world_size == 1,
+        )
 
 
 def _read_tensors(tensors: Tensors, directory: Path, *, alone: bool) -> None:

@@ -216,6 +216,9 @@ class HardwareConfig:
     )
     compile: Literal["none", "block", "whole"] = option("none", "what torch.compile takes at a time")
     channels_last: bool = option(default=False, help="lay images out as NHWC, which many devices prefer")
+    background_saving: bool = option(
+        default=False, help="write checkpoints while training goes on; takes memory for a copy of the state"
+    )
     deterministic: bool = option(default=True, help="refuse operations that differ from run to run")
 
     def problems(self) -> Iterator[tuple[str, str]]:

@@ -49,6 +49,7 @@ from train.runs import (
     read_metrics,
     run_for,
 )
+from train.saver import Saver
 from train.step import RolledBackError, is_due, step
 from train.trainer import Outputs, Trainer
 
@@ -73,6 +74,7 @@ def fit(config: Config, dataset: Dataset) -> Path:
         stop = stack.enter_context(stop_requests())
         newest = machine.decide(lambda: checkpoint.newest(run))
         trainer = prepare(config, run, dataset, machine, stop, is_new=newest is None)
+        stack.callback(trainer.saver.close)
         if newest:
             _restore(trainer, newest)
         if _is_finished(trainer):
@@ -116,6 +118,7 @@ def prepare(
         model=model,
         optimizer=optimizer,
         ema=None if config.training.ema is None else Average(module, config.training.ema),
+        saver=Saver(machine, run, config, signature),
         progress=Progress(precision=machine.precision.precision, loss_scale=machine.precision.state_dict()),
         stop=stop,
         meter=Meter(machine.device),
@@ -160,6 +163,7 @@ def _work_off(trainer: Trainer, outputs: Outputs) -> None:
         if at_end or stopping or due:
             _save(trainer)
         if stopping:
+            trainer.saver.finish()
             raise _stopped(trainer)
         if at_end:
             _validate(trainer, outputs)
@@ -187,6 +191,7 @@ def _open_outputs(trainer: Trainer, stack: ExitStack) -> Outputs:
 def _roll_back(trainer: Trainer) -> None:
     """Return to the last checkpoint, and from there pass over what led away from it."""
     machine, run = trainer.machine, trainer.run
+    trainer.saver.finish()
     directory = machine.decide(lambda: checkpoint.newest(run))
     if directory is None:
         raise DivergedError(
@@ -227,13 +232,11 @@ def _save(trainer: Trainer) -> None:
     trainer.machine.share_buffers(trainer.module)
     average = trainer.ema.values if trainer.ema else None
     tensors = checkpoint.tensors_of(trainer.module, trainer.optimizer.optimizer, average)
-    checkpoint.save(
-        trainer.machine, trainer.run, trainer.config, trainer.signature, trainer.progress, tensors
-    )
+    trainer.saver.save(trainer.progress, tensors)
 
 
 def _validate(trainer: Trainer, outputs: Outputs) -> None:
-    """Score the weights and their average on the validation split. The checkpoint of this step is on disk already."""
+    """Score the weights and their average on the validation split."""
     for weights in _unscored(trainer):
         with ExitStack() as stack:
             if weights == "ema":
@@ -257,6 +260,7 @@ def _validate_weights(trainer: Trainer, outputs: Outputs, weights: Weights) -> N
     )
     with execution.eager():
         result = score(trainer.module, batches, trainer.machine)
+    trainer.saver.finish()  # a score names a checkpoint that is there
     epoch = progress.cursor // trainer.order.samples - 1
     outputs.show.epoch(epoch, progress.step, weights, result)
     if outputs.board:

@@ -2,8 +2,9 @@
 
 import logging
 import os
+import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeVar
 
@@ -12,6 +13,7 @@ from lightning.fabric import Fabric
 from lightning.fabric.plugins import MixedPrecision, Precision
 from lightning.fabric.strategies.model_parallel import ModelParallelStrategy
 from torch import nn
+from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
@@ -28,11 +30,15 @@ class HardwareError(SlipwayError):
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
-    """The processes that train together, as one of them sees it. ranks_here: how many of them share this machine."""
+    """The processes that train together, as one of them sees it.
+
+    ranks_here: how many of them share this machine. group: what they decide and write through; None is the default one.
+    """
 
     fabric: Fabric
     precision: Precision
     ranks_here: int = 1
+    group: ProcessGroup | None = None
 
     @property
     def device(self) -> torch.device:
@@ -57,8 +63,18 @@ class Machine:
 
         Only the first one asks for it: a file that it writes is never read half written by another.
         """
-        found: Any = verdict() if self.is_first else None
-        return self.fabric.broadcast(found)
+        found: list[Any] = [verdict() if self.is_first else None]
+        if self.world_size > 1:
+            torch.distributed.broadcast_object_list(found, src=0, group=self.group)
+        return found[0]
+
+    def apart(self) -> "Machine":
+        """The same processes with a group of their own, for what a thread says while training talks in the other."""
+        if self.world_size == 1:
+            return self
+        group = torch.distributed.new_group(backend="gloo")
+        assert isinstance(group, ProcessGroup)  # it is one of all ranks, so of this one
+        return replace(self, group=group)
 
     def share_buffers(self, module: nn.Module) -> None:
         """Give every rank the first one's batch statistics. DDP does so before each step, FSDP2 never."""
@@ -95,13 +111,16 @@ def launch(hardware: HardwareConfig, training: TrainingConfig) -> Machine:
         torch.use_deterministic_algorithms(True)  # noqa: FBT003 - its only parameter
     precision = _precision(effective_precision(training.precision, device), device)
     logging.getLogger("lightning.fabric").setLevel(logging.WARNING)
-    fabric = Fabric(
-        accelerator=device,
-        devices=local_size,
-        num_nodes=world_size // local_size,
-        strategy=_strategy(hardware, world_size),
-        plugins=[precision],
-    )
+    with warnings.catch_warnings():
+        # Where a scheduler is installed Lightning advises to use it, whatever this training is for.
+        warnings.filterwarnings("ignore", "The `srun` command is available")
+        fabric = Fabric(
+            accelerator=device,
+            devices=local_size,
+            num_nodes=world_size // local_size,
+            strategy=_strategy(hardware, world_size),
+            plugins=[precision],
+        )
     fabric.launch()
     if fabric.world_size != world_size:
         raise HardwareError(

@@ -18,6 +18,7 @@ from train.meter import Meter
 from train.order import Order
 from train.preemption import StopRequest
 from train.runs import Run
+from train.saver import Saver
 
 
 @dataclass(kw_only=True)
@@ -35,6 +36,7 @@ class Trainer:
     optimizer: Any
     ema: Average | None
     progress: Progress
+    saver: Saver
     stop: StopRequest
     meter: Meter
 

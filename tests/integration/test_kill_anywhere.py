@@ -12,9 +12,9 @@ pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
 SETUPS = [
     Setup(),
-    Setup(workers=2),
+    Setup(workers=2, background_saving=True),
     Setup(ranks=2, strategy="ddp"),
-    Setup(ranks=2, strategy="fsdp2"),
+    Setup(ranks=2, strategy="fsdp2", background_saving=True),
 ]
 
 

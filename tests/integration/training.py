@@ -23,11 +23,12 @@ DEADLINE_SECONDS = 240
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
-    """How many processes train, under which strategy, with how many loader workers each."""
+    """How many processes train, under which strategy, with how many loader workers each, and who writes checkpoints."""
 
     ranks: int = 1
     strategy: str = "auto"
     workers: int = 0
+    background_saving: bool = False
 
     def command(self, options: Sequence[str]) -> list[str]:
         train = [
@@ -36,6 +37,7 @@ class Setup:
             "fit",
             f"--hardware.strategy={self.strategy}",
             f"--data.workers={self.workers}",
+            f"--hardware.background_saving={str(self.background_saving).lower()}",
         ]
         if self.ranks > 1:
             train = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={self.ranks}", *train]

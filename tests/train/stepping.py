@@ -5,6 +5,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from slipway.contract import Signature
 from train.checkpoint import Progress
 from train.config import Config, HardwareConfig, TrainingConfig
 from train.dataset import Dataset, Sample
@@ -16,6 +17,7 @@ from train.meter import Meter
 from train.order import Order
 from train.preemption import StopRequest
 from train.runs import Run
+from train.saver import Saver
 from train.trainer import Outputs, Trainer
 
 
@@ -39,9 +41,11 @@ def trainer_for(config: Config, tmp_path: Path, module: nn.Module, samples: int,
     order = Order(
         samples=samples, batch_size=config.training.batch_size, epochs=50, seed=0, fingerprint="fixed"
     )
+    run = Run(directory=tmp_path, inputs="")
+    signature: Signature = None  # type: ignore[assignment] - no step looks at it
     return Trainer(
         config=config,
-        run=Run(directory=tmp_path, inputs=""),
+        run=run,
         dataset=Dataset(
             storage=Files(tmp_path),
             classes=("ant", "bee", "cat"),
@@ -49,12 +53,13 @@ def trainer_for(config: Config, tmp_path: Path, module: nn.Module, samples: int,
             fingerprint="fixed",
         ),
         machine=machine,
-        signature=None,  # type: ignore[arg-type]
+        signature=signature,
         order=order,
         module=module,
         model=model,
         optimizer=optimizer,
         ema=None,
+        saver=Saver(machine, run, config, signature),
         progress=Progress(precision=precision),
         stop=StopRequest(),
         meter=Meter(machine.device),
