@@ -142,7 +142,7 @@ class ModelConfig:
         "standard", "small: keep the resolution of images below 64 pixels"
     )
     pretrained: str | None = option(None, "torchvision weights to start from, such as DEFAULT")
-    start_from: Path | None = option(None, "a checkpoint directory whose weights to start from")
+    start_from: Path | None = option(None, "a checkpoint or a bundle whose weights to start from")
 
     def problems(self) -> Iterator[tuple[str, str]]:
         if self.pretrained and self.start_from:

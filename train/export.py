@@ -11,6 +11,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 import numpy as np
+from safetensors.torch import save_model
 
 from slipway import artefact, bundle, compatibility, hashing, sealed
 from slipway import config as configuration
@@ -95,6 +96,7 @@ def _fill(
     signature = replace(trained, max_batch=config.export.max_batch)
     job = Job(staging=staging, config=config, dataset=dataset, classifier=classifier, signature=signature)
     signature.save(staging / bundle.SIGNATURE)
+    save_model(classifier, str(staging / bundle.WEIGHTS))
     (staging / bundle.LABELS).write_bytes(bundle.labels(signature))
     with exporting(classifier, signature.preprocessing.image_size):
         artefacts = _write_artefacts(job)

@@ -7,9 +7,10 @@ from urllib.error import URLError
 
 import torch
 import torchvision
+from safetensors.torch import load_file
 from torch import nn
 
-from slipway import sealed
+from slipway import bundle, sealed
 from slipway.errors import SlipwayError, UsageError
 from train import checkpoint
 from train.checkpoint import Choice, Tensors
@@ -30,7 +31,7 @@ def start(module: nn.Module, config: ModelConfig) -> None:
 
     Raises:
         WarmStartError: there are no such weights, or they do not fit.
-        SealError: the checkpoint is damaged.
+        SealError: the checkpoint or bundle is damaged.
     """
     if config.start_from is not None:
         _fill(module, _sealed_weights(config.start_from), str(config.start_from))
@@ -42,11 +43,14 @@ def start(module: nn.Module, config: ModelConfig) -> None:
 
 def _sealed_weights(directory: Path) -> Tensors:
     kind = sealed.read_manifest(directory).kind
-    if kind != checkpoint.KIND:
-        raise WarmStartError(
-            f"model.start_from {directory}: is a sealed {kind}; name a checkpoint (runs/<name>/checkpoints/step-…)"
-        )
-    return checkpoint.read_weights(Choice(directory=directory, weights="raw"))
+    if kind == checkpoint.KIND:
+        return checkpoint.read_weights(Choice(directory=directory, weights="raw"))
+    if kind == bundle.KIND and bundle.WEIGHTS in sealed.verify(directory, kind).files:
+        return load_file(directory / bundle.WEIGHTS)
+    raise WarmStartError(
+        f"model.start_from {directory}: is a sealed {kind} without weights to start from; name a checkpoint "
+        "(runs/<name>/checkpoints/step-…) or a bundle (bundles/<name>/<version>) exported by this version"
+    )
 
 
 def _torchvision_weights(model: str, name: str) -> Tensors:
@@ -60,7 +64,7 @@ def _torchvision_weights(model: str, name: str) -> Tensors:
         cache = Path(torch.hub.get_dir()) / "checkpoints" / os.path.basename(weights.url)  # noqa: PTH119 - a URL
         raise WarmStartError(
             f"model.pretrained {name}: could not be downloaded ({error}). Put the file at {cache}, or set "
-            "model.start_from to a checkpoint"
+            "model.start_from to a checkpoint or a bundle"
         ) from error
     return {f"backbone.{key}": value for key, value in state.items()}
 

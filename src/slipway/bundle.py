@@ -14,6 +14,7 @@ from slipway.preprocessing import preprocess
 
 KIND = "bundle"
 MODEL = "model.onnx"
+WEIGHTS = "weights.safetensors"  # what training may start from; nothing that serves reads it
 SIGNATURE = "signature.json"
 LABELS = "labels.txt"
 PARITY = "parity.json"

@@ -3,13 +3,15 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import load_file
 
 from slipway.artefact import read_artefacts
 from slipway.bundle import Bundle, open_bundle
 from slipway.sealed import SealError
 from tests.train.conftest import MakeConfig, MakeFolder
+from train import checkpoint, parity
 from train import export as stage
-from train import parity
 from train.config import Config
 from train.dataset import Dataset
 from train.evaluate import evaluate
@@ -64,7 +66,16 @@ def test_bundle_carries_its_proof(trained: tuple[Config, Dataset]) -> None:
     assert provenance["metrics"]["split"] == "test"
     assert provenance["environment"].keys() >= {"versions", "lock_sha256", "git"}
     check_class_names(bundle, trained[1])
+    check_weights(bundle, trained)
     check_nothing_is_done_twice(trained, directory)
+
+
+def check_weights(opened: Bundle, trained: tuple[Config, Dataset]) -> None:
+    """Those of the checkpoint that was exported, for training to start from."""
+    weights = checkpoint.read_weights(checkpoint.best(run_for(*trained)))
+    stored = load_file(opened.directory / "weights.safetensors")
+    assert stored.keys() == weights.keys()
+    assert all(torch.equal(stored[name], value) for name, value in weights.items())
 
 
 def check_class_names(bundle: Bundle, folder: Dataset) -> None:

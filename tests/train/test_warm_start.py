@@ -4,6 +4,7 @@ from pathlib import Path
 import pytest
 import torch
 import torchvision
+from safetensors.torch import save_model
 from torch import nn
 
 from slipway import sealed
@@ -85,6 +86,23 @@ def test_a_run_starts_from_a_checkpoint(make_folder: MakeFolder, make_config: Ma
     evaluations = [line for line in read_metrics(run) if line["kind"] == "evaluation"]
     # At this rate nothing is learnt: it is the first run's model, up to its moving batch statistics.
     assert evaluations[0]["loss"] == pytest.approx(last["loss"], abs=0.05)
+
+
+def test_weights_of_a_bundle_fill_the_model(tmp_path: Path) -> None:
+    trained, model = classifier(3), classifier(3)
+    with sealed.stage(tmp_path / "1", kind="bundle") as staging:
+        save_model(trained, str(staging / "weights.safetensors"))
+    start(model, ModelConfig(name=NAME, start_from=tmp_path / "1"))
+    own = model.state_dict()
+    assert all(torch.equal(value, own[name]) for name, value in trained.state_dict().items())
+
+
+@pytest.mark.parametrize("kind", ["bundle", "release"])
+def test_sealed_directory_without_weights_is_refused(tmp_path: Path, kind: str) -> None:
+    with sealed.stage(tmp_path / "1", kind=kind):
+        pass
+    with pytest.raises(WarmStartError, match=f"a sealed {kind} without weights .* name a checkpoint"):
+        start(classifier(3), ModelConfig(name=NAME, start_from=tmp_path / "1"))
 
 
 def test_where_the_checkpoint_lies_does_not_matter(
