@@ -18,7 +18,7 @@ OPTIONS = --config "$(CONFIG)" $(ARGS)
 .DEFAULT_GOAL := help
 .PHONY: help setup data train evaluate export publish promote rollback releases serve smoke predict report pipeline \
 	test test-fast chaos-train chaos-serve equivalence fuzz-preprocessing \
-	benchmark-preprocessing benchmark-training benchmark-export benchmark-serving lint format lock programs clean distclean \
+	benchmark-preprocessing benchmark-training benchmark-export benchmark-serving lint format lock programs loggers clean distclean \
 	python train-environment serve-environment server dev-environments
 
 help: ## Show this help
@@ -129,6 +129,9 @@ clean: ## Remove what the stages made (never .venv, nor an image folder of your 
 programs: python ## Install, as root, the Debian packages that the tests of deploy/ use
 	@"$(PYTHON)" scripts/programs.py
 
+loggers: train-environment ## Install the experiment trackers that run.loggers may name
+	@$(ENVIRONMENT) train --loggers
+
 distclean: clean ## The same, and the environments
 	rm -rf .venv
 
@@ -147,4 +150,5 @@ server: python
 
 dev-environments: python
 	@$(ENVIRONMENT) train serve server --dev
+	@$(ENVIRONMENT) train --dev --loggers
 	@$(ENVIRONMENT) serve --dev --deploy

@@ -37,9 +37,7 @@ def run_suite(name: str, options: list[str], scratch: Path) -> int:
     """Run one environment's tests; the coverage data go to `scratch`."""
     print(f"\n== tests in .venv/{name}", flush=True)
     command = [python(name), "-m", "pytest", "--cov", "--cov-report=", *options, *SUITES[name]]
-    # The networks of the tests are small: a second thread costs them more than it brings, and on a busy machine each
-    # would wait for the other to be given a core.
-    environment = {"OMP_NUM_THREADS": "1", **os.environ, "COVERAGE_FILE": str(scratch / f".coverage.{name}")}
+    environment = {**os.environ, "COVERAGE_FILE": str(scratch / f".coverage.{name}")}
     return subprocess.run(command, cwd=ROOT, env=environment, check=False).returncode
 
 

@@ -1,6 +1,12 @@
-"""Options of the test command."""
+"""Options of the test command, and how many threads its processes compute with."""
+
+import os
 
 import pytest
+
+# The networks of the tests are small: a second thread costs them more than it brings, and on a busy machine each would
+# wait for the other to be given a core. Set here, before anything imports a library that counts the cores.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -28,6 +28,9 @@ class RunConfig:
     name: str = option("run", "name of the run and of its bundles")
     directory: Path = option(PROJECT_ROOT / "runs", "where runs are kept")
     bundles: Path = option(PROJECT_ROOT / "bundles", "where exported bundles are kept")
+    loggers: tuple[Literal["mlflow", "wandb"], ...] = option(
+        (), "experiment trackers besides TensorBoard (`make loggers` installs them)"
+    )
 
     def problems(self) -> Iterator[tuple[str, str]]:
         if not self.name or self.name.startswith(".") or "/" in self.name or not self.name.isprintable():

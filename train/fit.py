@@ -12,10 +12,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
-from torch.utils.tensorboard import SummaryWriter
 
 from slipway import sealed
 from train import checkpoint, execution, health, warm_start
+from train.board import board, require_installed
 from train.checkpoint import Progress, Weights
 from train.config import Config
 from train.dataset import Dataset
@@ -64,7 +64,9 @@ def fit(config: Config, dataset: Dataset) -> Path:
         DivergedError: the loss went bad, and `training.on_bad_loss` is stop, or it did so too often.
         SealError: a checkpoint could not be written.
         DataError: an image cannot be decoded; the message names it.
+        BoardError: a tracker of `run.loggers` is not installed.
     """
+    require_installed(config.run.loggers)
     run = run_for(config, dataset)
     machine = launch(config.hardware, config.training)
     with ExitStack() as stack:
@@ -182,10 +184,11 @@ def _open_outputs(trainer: Trainer, stack: ExitStack) -> Outputs:
     forget_metrics_after(run, trainer.progress.cursor)
     if trainer.progress.step:
         logger.info("continuing %s at step %d", run.directory.name, trainer.progress.step)
-    board = SummaryWriter(str(run.directory / "tensorboard"), purge_step=trainer.progress.step + 1)
-    stack.callback(board.close)
-    profiler = stack.enter_context(profiling(config.debug, run))
-    return Outputs(show=show, board=board, profiler=profiler)
+    return Outputs(
+        show=show,
+        board=stack.enter_context(board(run, config, trainer.progress.step)),
+        profiler=stack.enter_context(profiling(config.debug, run)),
+    )
 
 
 def _roll_back(trainer: Trainer) -> None:
@@ -267,8 +270,8 @@ def _validate_weights(trainer: Trainer, outputs: Outputs, weights: Weights) -> N
         line = {"kind": "evaluation", "step": progress.step, "epoch": epoch, "samples": progress.cursor}
         line |= {"checkpoint": progress.name, "split": "val", "weights": weights}
         append_metrics(trainer.run, {**line, "loss": result.loss, "accuracy": result.accuracy})
-        outputs.board.add_scalar(f"val/loss/{weights}", result.loss, progress.step)
-        outputs.board.add_scalar(f"val/accuracy/{weights}", result.accuracy, progress.step)
+        figures = {f"val/loss/{weights}": result.loss, f"val/accuracy/{weights}": result.accuracy}
+        outputs.board.log(figures, progress.step)
 
 
 def _say_what_was_skipped(trainer: Trainer) -> None:

@@ -214,8 +214,7 @@ def _show_step(trainer: Trainer, window: Window, outputs: Outputs, figures: dict
         figures = {**figures, **meter.read()}
         if outputs.board:
             append_metrics(trainer.run, {**line, **figures})
-            for name, value in figures.items():
-                outputs.board.add_scalar(f"train/{name}", value, progress.step)
+            outputs.board.log({f"train/{name}": value for name, value in figures.items()}, progress.step)
     if outputs.profiler:
         outputs.profiler.step()
 
@@ -231,8 +230,7 @@ def _log_layers(trainer: Trainer, outputs: Outputs, norms: dict[str, float]) -> 
         return
     step, cursor = trainer.progress.step, trainer.progress.cursor
     append_metrics(trainer.run, {"kind": "layers", "step": step, "samples": cursor, "gradient_norms": norms})
-    for name, norm in norms.items():
-        outputs.board.add_scalar(f"gradient_norm/{name}", norm, step)
+    outputs.board.log({f"gradient_norm/{name}": norm for name, norm in norms.items()}, step)
     for sentence in health.ill_layers(norms):
         logger.warning("WARNING: step %d: %s", step, sentence)
 

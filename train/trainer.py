@@ -5,9 +5,9 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils.tensorboard import SummaryWriter
 
 from slipway.contract import Signature
+from train.board import Board
 from train.checkpoint import Progress
 from train.config import Config
 from train.dataset import Dataset
@@ -46,5 +46,5 @@ class Outputs:
     """Where progress is shown and logged. `board` and `profiler` are there on the first rank only."""
 
     show: Display
-    board: SummaryWriter | None
+    board: Board | None
     profiler: torch.profiler.profile | None = None
