@@ -111,7 +111,7 @@ lint: dev-environments ## Check locks, style and types
 	@$(TRAIN_PYTHON) -m ruff format --check .
 	@$(TRAIN_PYTHON) -m mypy --cache-dir .mypy_cache/train src/slipway train scripts \
 		benchmarks/preprocessing.py benchmarks/training.py benchmarks/export.py
-	@$(SERVE_PYTHON) -m mypy --cache-dir .mypy_cache/serve src/slipway serve benchmarks/serving.py
+	@$(SERVE_PYTHON) -m mypy --cache-dir .mypy_cache/serve src/slipway serve deploy benchmarks/serving.py
 
 format: dev-environments ## Format the code and mend what can be mended
 	@$(TRAIN_PYTHON) -m ruff check --fix .

@@ -16,7 +16,7 @@ def run(main: Callable[[list[str]], object]) -> NoReturn:
     SlipwayError is shown as its sentence; anything else is a bug and keeps its traceback.
     """
     logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
-    for ours in ("slipway", "train", "serve"):
+    for ours in ("slipway", "train", "serve", "deploy"):
         logging.getLogger(ours).setLevel(logging.INFO)
     try:
         result = main(sys.argv[1:])

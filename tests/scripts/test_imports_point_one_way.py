@@ -9,10 +9,11 @@ ROOT = Path(__file__).resolve().parents[2]
 
 TRAINING_ONLY = {"torch", "torchvision", "lightning", "train"}
 FORBIDDEN = {
-    "src/slipway": {*TRAINING_ONLY, "serve"},
-    "serve": TRAINING_ONLY,
-    "train": {"serve"},
-    "scripts": {"train", "serve"},
+    "src/slipway": {*TRAINING_ONLY, "serve", "deploy"},
+    "serve": {*TRAINING_ONLY, "deploy"},
+    "train": {"serve", "deploy"},
+    "scripts": {"train", "serve", "deploy"},
+    "deploy": TRAINING_ONLY,
 }
 
 

@@ -1,0 +1,1 @@
+"""Running what serve/ and train/ make: images, stacks and clusters. Nothing in the repository imports this package."""
