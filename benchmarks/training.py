@@ -4,7 +4,8 @@
 
 The step: ResNet-18 in float32, AdamW, clipping, on batches that are in memory already; ours, a bare PyTorch loop, and
 Lightning's Trainer without loggers and bars. The data path: JPEG files to augmented batches, ours and torchvision's
-ImageFolder with transforms.v2, in this process. Contenders take turns, so that what else runs on the machine slows all
+ImageFolder with transforms.v2, in this process. Saving: for how long a checkpoint holds training up, written in the
+background and waited for. Contenders take turns, so that what else runs on the machine slows all
 of them alike; what counts is the median of the ratios of each turn. Exits with 1 when a ratio is below its target.
 
 timm's training script is no part of its package, so it is not among them.
@@ -18,7 +19,8 @@ import tempfile
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from itertools import cycle
+from dataclasses import replace
+from itertools import count, cycle
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -35,6 +37,7 @@ from torchvision.datasets import ImageFolder
 from torchvision.transforms import v2
 
 from slipway.config import load
+from train import checkpoint
 from train.config import Config, OptimizerConfig
 from train.dataset import Dataset
 from train.display import display
@@ -48,10 +51,12 @@ from train.order import Order
 from train.preemption import StopRequest
 from train.runs import run_for
 from train.step import step
-from train.trainer import Outputs
+from train.trainer import Outputs, Trainer
 
 # Ours divided by theirs, at least. Trainer is shown for what it costs, and is no target.
 STEP_TARGET, DATA_TARGET = 0.98, 1.0
+# How long a checkpoint in the background holds training up, at most, as a share of one that is waited for.
+STALL_TARGET = 0.10
 BATCH = {32: 64, 224: 16}
 STEPS = 4  # of each contender in a turn
 FILES = 48
@@ -79,6 +84,8 @@ def main(arguments: list[str]) -> int:
         torch.set_num_threads(1)
         contenders = data_contenders(configuration(root, Path(scratch) / "runs", 224))
         missed |= compare(contenders, "torchvision", DATA_TARGET, options.rounds)
+        print("saving a checkpoint of ResNet-18 and AdamW")
+        missed |= compare_stalls(configuration(root, Path(scratch) / "runs", 224), options.rounds)
     return int(missed)
 
 
@@ -132,14 +139,19 @@ def write_photographs(root: Path) -> Path:
 
 
 def step_contenders(config: Config) -> dict[str, Turn]:
-    count, size = config.training.batch_size, config.image.size
-    images = torch.randint(0, 256, (count, 3, size, size), dtype=torch.uint8)
-    batch = Batch(images=images, labels=torch.randint(0, 2, (count,)), weights=torch.ones(count))
+    batch = random_batch(config)
+    count = len(batch.labels)
     return {
-        "slipway": timed(our_steps(config, batch), count),
+        "slipway": timed(our_steps(our_trainer(config), batch), count),
         "bare loop": timed(bare_steps(config, batch), count),
         "Lightning Trainer": trainer_steps(config, batch),
     }
+
+
+def random_batch(config: Config) -> Batch:
+    count, size = config.training.batch_size, config.image.size
+    images = torch.randint(0, 256, (count, 3, size, size), dtype=torch.uint8)
+    return Batch(images=images, labels=torch.randint(0, 2, (count,)), weights=torch.ones(count))
 
 
 def timed(steps: Iterator[None], images: int) -> Turn:
@@ -152,14 +164,16 @@ def timed(steps: Iterator[None], images: int) -> Turn:
     return turn
 
 
-def our_steps(config: Config, batch: Batch) -> Iterator[None]:
+def our_trainer(config: Config) -> Trainer:
     dataset = read_folder(config.data)
     machine = launch(config.hardware, config.training)
-    trainer = prepare(config, run_for(config, dataset), dataset, machine, StopRequest(), is_new=True)
-    order = Order(
+    return prepare(config, run_for(config, dataset), dataset, machine, StopRequest(), is_new=True)
+
+
+def our_steps(trainer: Trainer, batch: Batch) -> Iterator[None]:
+    trainer.order = order = Order(
         samples=len(batch.labels), batch_size=len(batch.labels), epochs=10**6, seed=0, fingerprint=""
     )
-    trainer.order = order
     with display(order.steps, order.epochs, speaks=False) as show:
         for window in order.windows(0):
             step(trainer, window, iter([batch]), Outputs(show=show, board=None))
@@ -257,6 +271,34 @@ def data_contenders(config: Config) -> dict[str, Turn]:
         return len(batch.labels) / (time.perf_counter() - started)
 
     return {"slipway": our_turn, "torchvision": torchvision_turn}
+
+
+def compare_stalls(config: Config, rounds: int) -> bool:
+    """Print how long either way of saving holds training up. Returns whether the background's share is too large."""
+    ways = [stalls(config, background=background) for background in (False, True)]
+    seconds = [(next(ways[0]), next(ways[1])) for _ in range(rounds + 1)][1:]
+    share = median(behind / waited for waited, behind in seconds)
+    waited, behind = (1000 * median(times) for times in zip(*seconds, strict=True))
+    print(f"  waited for {waited:8.0f} ms, in the background {behind:.0f} ms   share {share:4.2f}", end=" ")
+    print(f"(target {STALL_TARGET:.2f})")
+    if share > STALL_TARGET:
+        print(f"missed: {share:.3f} of a save that is waited for, {STALL_TARGET:.2f} wanted", file=sys.stderr)
+    return share > STALL_TARGET
+
+
+def stalls(config: Config, *, background: bool) -> Iterator[float]:
+    """Seconds for which each of many checkpoints holds training up; the rest of a background one is not timed."""
+    run = replace(config.run, directory=config.run.directory / f"background-{background}")
+    hardware = replace(config.hardware, background_saving=background)
+    trainer = our_trainer(replace(config, run=run, hardware=hardware))
+    next(our_steps(trainer, random_batch(config)))  # AdamW has its moments from then on
+    for number in count(1):
+        progress = replace(trainer.progress, step=number)
+        tensors = checkpoint.tensors_of(trainer.module, trainer.optimizer.optimizer, None)
+        started = time.perf_counter()
+        trainer.saver.save(progress, tensors)
+        yield time.perf_counter() - started
+        trainer.saver.finish()
 
 
 def cycle_batches(config: Config, dataset: Dataset) -> Iterator[Batch]:

@@ -5,7 +5,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
+import torch
 from torch.distributed.checkpoint.staging import BlockingAsyncStager
+from torch.distributed.tensor import DTensor
 
 from slipway.contract import Signature
 from train import checkpoint
@@ -31,6 +33,7 @@ class Saver:
         self._write = partial(checkpoint.save, talking, run, config, signature)
         self._thread = ThreadPoolExecutor(1, "checkpoint") if background else None
         self._pending: Future[Path] | None = None
+        self._copies: Tensors = {}
 
     def save(self, progress: Progress, tensors: Tensors) -> None:
         """Write one checkpoint, or begin to, when the one before is written.
@@ -41,8 +44,16 @@ class Saver:
         if self._thread is None:
             self._write(progress, tensors)
         else:
-            copies = BlockingAsyncStager().stage(tensors)
-            self._pending = self._thread.submit(self._write, progress, copies)
+            self._copy(tensors)
+            self._pending = self._thread.submit(self._write, progress, self._copies)
+
+    def _copy(self, tensors: Tensors) -> None:
+        """Into the same memory each time: new memory takes longer to get than to fill."""
+        if self._copies.keys() != tensors.keys():
+            self._copies = BlockingAsyncStager().stage(tensors)
+            return
+        for name, tensor in tensors.items():
+            _local(self._copies[name]).copy_(_local(tensor))
 
     def finish(self) -> None:
         """Wait until nothing is being written any more. Raises SealError on every rank if that failed."""
@@ -56,3 +67,8 @@ class Saver:
             logger.warning("WARNING: the last checkpoint was not written: %s", error)
         if self._thread:
             self._thread.shutdown()
+
+
+def _local(tensor: torch.Tensor) -> torch.Tensor:
+    """What this rank holds of it."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor

@@ -88,7 +88,10 @@ def test_background_checkpoint_holds_the_state_of_its_step_although_training_wen
     assert not sealed.sealed_in(run.checkpoints)
     disk.go.set()
     saver.finish()
-    assert torch.equal(saved(run, 1).weight, torch.full((2, 3), 1.0))  # type: ignore[arg-type]
+    saver.save(Progress(step=2), live)
+    saver.finish()
+    for step in (1, 2):
+        assert torch.equal(saved(run, step).weight, torch.full((2, 3), float(step)))  # type: ignore[arg-type]
 
 
 def test_failure_in_the_background_is_raised_by_the_next_call(
