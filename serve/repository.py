@@ -21,7 +21,7 @@ from serve import linter, model_config, onnx_header
 from serve.model_config import Description, Target
 from serve.release import ABOUT, FORMAT, KIND, MODELS, RELEASES
 from slipway import artefact as artefacts
-from slipway import bundle, compatibility, hashing, sealed
+from slipway import bundle, compatibility, hashing, sealed, signing
 from slipway.artefact import Artefact
 from slipway.bundle import Bundle, Golden
 from slipway.errors import SlipwayError
@@ -76,16 +76,24 @@ class _Content:
         return str(self.description.version)
 
 
-def publish(bundle_directory: Path, repository: Path, target: Target, cpus: int) -> Path:
+def publish(
+    bundle_directory: Path, repository: Path, target: Target, cpus: int, public_key: Path | None = None
+) -> Path:
     """Make a release of a bundle; return its directory.
+
+    public_key: whose owner must have signed the bundle; of one who has not, nothing else is read.
 
     A release made from the same bundle, code and settings is found again, not made again. One that is already
     there is never changed: what differs is published beside it, under a name that ends in a hash.
 
     Raises:
+        SignatureError: the bundle is not as the owner of the key signed it.
         SealError, BundleError, ContractError, ArtefactError: the bundle is damaged or was not proven.
         PublishError: the target cannot run the model, or this environment decodes images differently.
     """
+    if public_key is not None:
+        signing.require_signed(bundle_directory, public_key)
+        logger.info("signed by the owner of %s", public_key)
     opened = bundle.open_bundle(bundle_directory)
     artefact = artefacts.read_default(opened.directory)
     if artefact.runtime == "onnxruntime":

@@ -19,6 +19,7 @@ from slipway.artefact import Artefact
 from slipway.bundle import Golden
 from slipway.contract import Signature
 from slipway.preprocessing import ImageError, preprocess
+from slipway.signing import sign
 from slipway.source import code_hash
 from train import accuracy, checkpoint, evaluate, parity, recommend, runs
 from train.checkpoint import Choice
@@ -32,7 +33,6 @@ from train.parity import Pixels, Rows
 from train.runs import Run
 from train.runtime import running
 from train.servable import Source, exporting
-from train.signing import sign
 
 RANDOM_ROWS = 8
 
