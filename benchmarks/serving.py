@@ -12,6 +12,7 @@ Exits 1 if the best way to be served falls short of a target.
 """
 
 import argparse
+import json
 import statistics
 import sys
 import time
@@ -24,17 +25,15 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
-import onnxruntime
 
 from serve.client import CLIENTS
 from serve.cpus import available_cpus
 from serve.front import Front
-from serve.health import TOLERANCE
 from serve.model_config import CLASSIFIER
+from serve.models import runtime
 from serve.protocol import DEADLINE_SECONDS
-from serve.release import Release, open_release
+from serve.release import GoldenAnswer, Release, open_release
 from serve.server import free_ports, serving
-from slipway.contract import INPUT, PROBABILITIES
 from slipway.paths import PROJECT_ROOT
 from slipway.preprocessing import preprocess
 
@@ -136,19 +135,18 @@ def ask_in_a_loop(release: Release, protocol: str, url: str, seconds: float) -> 
         while time.perf_counter() < end:
             golden = release.golden[count % len(release.golden)]
             (answer,) = client.classify([golden.image])
-            check(answer.probabilities, golden.probabilities)
+            check(answer.probabilities, golden, release)
             count += 1
     return count
 
 
 def load(release_directory: Path) -> None:
     """In a process of the limit: what a server keeps between requests."""
-    global _release, _session  # noqa: PLW0603 - a process pool has no other place for it
+    global _release, _model  # noqa: PLW0603 - a process pool has no other place for it
     _release = open_release(release_directory)
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = options.inter_op_num_threads = 1
-    model = _release.models / CLASSIFIER / str(_release.version) / "model.onnx"
-    _session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+    directory = _release.models / CLASSIFIER / str(_release.version)
+    artefact = json.loads((directory / "serving.json").read_bytes())["artefact"]
+    _model = runtime.load(artefact["runtime"], directory / artefact["file"], artefact["settings"], threads=1)
 
 
 def answer_in_a_loop(seconds: float) -> int:
@@ -157,21 +155,21 @@ def answer_in_a_loop(seconds: float) -> int:
     while time.perf_counter() < end:
         golden = _release.golden[count % len(_release.golden)]
         pixels = preprocess(golden.image, _release.signature.preprocessing)
-        (probabilities,) = _session.run([PROBABILITIES], {INPUT: pixels[None]})
-        check(probabilities[0], golden.probabilities)
+        _, probabilities = _model(pixels[None])
+        check(probabilities[0], golden, _release)
         count += 1
     return count
 
 
-def check(found: npt.NDArray[np.float32], expected: npt.NDArray[np.float64]) -> None:
+def check(found: npt.NDArray[np.float32], golden: GoldenAnswer, release: Release) -> None:
     """Ends the benchmark if an answer is wrong: nothing is worth measuring then."""
-    difference = np.abs(found - expected).max()
-    if not difference <= TOLERANCE:
+    difference = np.abs(found - golden.probabilities).max()
+    if not difference <= release.tolerance:
         raise SystemExit(f"a golden image was answered wrongly: probabilities differ by {difference:.2g}")
 
 
 _release: Release
-_session: onnxruntime.InferenceSession
+_model: runtime.Run
 
 if __name__ == "__main__":
     sys.exit(main(sys.argv[1:]))

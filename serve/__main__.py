@@ -84,6 +84,12 @@ def _publish_options(parser: argparse.ArgumentParser) -> None:
         help="embedded (default): the Triton of `make setup`; container: NVIDIA's image",
     )
     parser.add_argument(
+        "--public-key",
+        type=Path,
+        metavar="PATH",
+        help="PEM file of the key whose owner must have signed the bundle (default: any bundle is taken)",
+    )
+    parser.add_argument(
         "--cpus", type=int, help="how many CPUs the server will have (default: as many as here)"
     )
 
@@ -94,7 +100,10 @@ def _publish(options: argparse.Namespace) -> Path:
     count = cpus.available_cpus() if options.cpus is None else options.cpus
     if count < 1:
         raise UsageError(f"command line: --cpus is {count}; must be at least 1")
-    return releases.promote(repository.publish(options.bundle, options.repository, options.target, count))
+    release = repository.publish(
+        options.bundle, options.repository, options.target, count, options.public_key
+    )
+    return releases.promote(release)
 
 
 def _promote_options(parser: argparse.ArgumentParser) -> None:

@@ -15,8 +15,6 @@ from serve.protocol import Unreachable
 from serve.release import Release
 from slipway.errors import SlipwayError
 
-TOLERANCE = 1e-4
-
 
 class WrongAnswer(SlipwayError):
     """The server answers, but not as the release was proven to."""
@@ -34,10 +32,10 @@ def check(client: Client, release: Release) -> None:
     if answer.release != release.identity:
         raise WrongAnswer(f"the server answers with release {answer.release}, not with {release.identity}")
     difference = np.abs(answer.probabilities - golden.probabilities).max()
-    if answer.label != golden.label or not difference <= TOLERANCE:  # NaN is within no tolerance
+    if answer.label != golden.label or not difference <= release.tolerance:  # NaN is within no tolerance
         raise WrongAnswer(
             f"the golden image was answered {answer.label!r} with probabilities off by {difference:.2g}; it is "
-            f"{golden.label!r}, and at most {TOLERANCE:g} is allowed"
+            f"{golden.label!r}, and at most {release.tolerance:g} is allowed"
         )
 
 

@@ -3,8 +3,8 @@
     classify (ensemble):  encoded image -> preprocess -> uint8 pixels -> classifier -> logits, probabilities
 
 All three carry the bundle's version, so they are promoted and rolled back together. One description serves two
-targets: `embedded` runs ONNX Runtime in Triton's Python backend, `container` runs it in Triton's own
-`onnxruntime` backend, which only NVIDIA's image has.
+targets: `embedded` runs ONNX Runtime or OpenVINO in Triton's Python backend, and so does `container`, but for ONNX
+Runtime: that runs in Triton's own `onnxruntime` backend, which only NVIDIA's image has.
 """
 
 from dataclasses import dataclass
@@ -44,13 +44,20 @@ QUEUE_TIMEOUT_SECONDS = 10
 class Description:
     """What the configurations are made from.
 
+    runtime: what runs the model: onnxruntime or openvino.
     cpus: how many CPUs the server will have; instances x threads of a model stay within it.
     """
 
     signature: Signature
     version: int
     target: Target
+    runtime: str
     cpus: int
+
+    @property
+    def backend(self) -> str:
+        """Triton's, of the classifier."""
+        return "onnxruntime" if (self.target, self.runtime) == ("container", "onnxruntime") else "python"
 
     @property
     def instances(self) -> int:
@@ -85,7 +92,7 @@ def classifier(description: Description) -> ModelConfig:
     pixels = _pixel_dims(description.signature)
     config = ModelConfig(
         name=CLASSIFIER,
-        backend="python" if description.target == "embedded" else "onnxruntime",
+        backend=description.backend,
         max_batch_size=description.signature.max_batch,
         version_policy=_only(description.version),
         input=[ModelInput(name=INPUT, data_type="TYPE_UINT8", dims=pixels)],

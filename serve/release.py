@@ -13,7 +13,7 @@ from slipway.contract import Signature
 from slipway.errors import SlipwayError
 
 KIND = "release"
-FORMAT = "slipway-release/1"
+FORMAT = "slipway-release/2"
 ABOUT = "release.json"
 MODELS = "models"
 
@@ -37,13 +37,16 @@ class GoldenAnswer:
 class Release:
     """An opened release: every file matched its SHA-256 when it was opened.
 
-    identity: how answers name it, e.g. `digits/3@9f86d081884c`.
+    identity: how answers name it, e.g. `digits/3@9f86d081884c`. artefact: which one of the bundle's it serves.
+    tolerance: how far its probabilities may be from those of that artefact where it was proven.
     """
 
     directory: Path
     identity: str
     version: int
     target: Target
+    artefact: str
+    tolerance: float
     signature: Signature
     golden: tuple[GoldenAnswer, ...]
 
@@ -73,7 +76,8 @@ def open_release(directory: Path) -> Release:
     about = json.loads((directory / ABOUT).read_bytes())
     if about["format"] != FORMAT:
         raise SlipwayError(
-            f"{directory / ABOUT}: has format {about['format']!r}; this Slipway reads {FORMAT!r}"
+            f"{directory / ABOUT}: has format {about['format']!r}; this Slipway reads {FORMAT!r}: publish its "
+            "bundle again"
         )
     preprocess = directory / MODELS / PREPROCESS / str(about["version"])
     return Release(
@@ -81,6 +85,8 @@ def open_release(directory: Path) -> Release:
         identity=about["identity"],
         version=about["version"],
         target=about["target"],
+        artefact=about["artefact"],
+        tolerance=about["tolerance"],
         signature=Signature.load(preprocess / bundle.SIGNATURE),
         golden=tuple(_answer(golden) for golden in bundle.read_golden(preprocess)),
     )

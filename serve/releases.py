@@ -88,7 +88,7 @@ def table(repository: Path) -> Iterator[str]:
         place = places.get(directory.resolve(), "")
         try:
             about = json.loads((directory / ABOUT).read_bytes())
-            yield f"{place:8}  {directory.name}  {about['identity']}  {about['target']}"
+            yield f"{place:8}  {directory.name}  {about['identity']}  {about['target']}  {about['artefact']}"
         except (OSError, ValueError, KeyError) as error:
             yield f"{place:8}  {directory.name}  damaged: {ABOUT} cannot be read ({error!r})"
 

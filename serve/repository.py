@@ -11,6 +11,7 @@ import shutil
 import struct
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -19,14 +20,17 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig
 from serve import linter, model_config, onnx_header
 from serve.model_config import Description, Target
 from serve.release import ABOUT, FORMAT, KIND, MODELS, RELEASES
-from slipway import bundle, compatibility, hashing, sealed
-from slipway.bundle import Bundle
+from slipway import artefact as artefacts
+from slipway import bundle, compatibility, hashing, sealed, signing
+from slipway.artefact import Artefact
+from slipway.bundle import Bundle, Golden
 from slipway.errors import SlipwayError
 
 SERVE = Path(__file__).parent
 SLIPWAY = Path(bundle.__file__).parent
 # What a release carries of this code, for each model: exactly what that model runs.
 ENVIRONMENT_CHECK = ("__init__.py", "models/__init__.py", "models/environment.py")
+RUNTIME = "models/runtime.py"
 PREPROCESSING = (
     "__init__.py",
     "bundle.py",
@@ -56,10 +60,13 @@ class Pins:
 class _Content:
     """Everything a release is made from.
 
+    artefact: the one of the bundle's that is served. golden: the golden inputs, with its answers to them.
     pixels: the golden images as model input, uint8 [golden, 3, S, S].
     """
 
     bundle: Bundle
+    artefact: Artefact
+    golden: tuple[Golden, ...]
     description: Description
     pixels: npt.NDArray[np.uint8]
     pins: Pins
@@ -69,21 +76,41 @@ class _Content:
         return str(self.description.version)
 
 
-def publish(bundle_directory: Path, repository: Path, target: Target, cpus: int) -> Path:
+def publish(
+    bundle_directory: Path, repository: Path, target: Target, cpus: int, public_key: Path | None = None
+) -> Path:
     """Make a release of a bundle; return its directory.
+
+    public_key: whose owner must have signed the bundle; of one who has not, nothing else is read.
 
     A release made from the same bundle, code and settings is found again, not made again. One that is already
     there is never changed: what differs is published beside it, under a name that ends in a hash.
 
     Raises:
-        SealError, BundleError, ContractError: the bundle is damaged or was not proven.
+        SignatureError: the bundle is not as the owner of the key signed it.
+        SealError, BundleError, ContractError, ArtefactError: the bundle is damaged or was not proven.
         PublishError: the target cannot run the model, or this environment decodes images differently.
     """
+    if public_key is not None:
+        signing.require_signed(bundle_directory, public_key)
+        logger.info("signed by the owner of %s", public_key)
     opened = bundle.open_bundle(bundle_directory)
-    _check_runtime(opened.directory / bundle.MODEL, target)
-    description = Description(signature=opened.signature, version=opened.version, target=target, cpus=cpus)
+    artefact = artefacts.read_default(opened.directory)
+    if artefact.runtime == "onnxruntime":
+        _check_onnx(opened.directory / artefact.file, target)
     content = _Content(
-        bundle=opened, description=description, pixels=_golden_pixels(opened), pins=_pins(target)
+        bundle=opened,
+        artefact=artefact,
+        golden=_golden_answers(opened, artefact),
+        description=Description(
+            signature=opened.signature,
+            version=opened.version,
+            target=target,
+            runtime=artefact.runtime,
+            cpus=cpus,
+        ),
+        pixels=_golden_pixels(opened),
+        pins=_pins(target),
     )
     inputs = hashing.of_data(
         {"bundle": opened.seal, "target": target, "cpus": cpus, "pins": asdict(content.pins), "code": _code()}
@@ -95,13 +122,13 @@ def publish(bundle_directory: Path, repository: Path, target: Target, cpus: int)
             with sealed.stage(release, kind=KIND, inputs=inputs) as staging:
                 _fill(staging, content)
                 _lint(staging / MODELS)
-            logger.info("published %s as %s", opened.release, release)
+            logger.info("published %s (%s) as %s", opened.release, artefact.name, release)
         else:
             logger.info("%s is already published as %s", opened.release, release)
     return release
 
 
-def _check_runtime(model: Path, target: Target) -> None:
+def _check_onnx(model: Path, target: Target) -> None:
     """Refuse what the target's ONNX Runtime would refuse later, when Triton loads it."""
     triton = compatibility.load().triton
     runtime = triton.embedded if target == "embedded" else triton.container
@@ -115,6 +142,18 @@ def _check_runtime(model: Path, target: Target) -> None:
                 f"{model}: has ONNX {what} {found}, but Triton {runtime.release} ({target}) reads at most {limit}; "
                 "export with the versions in src/slipway/compatibility.toml, or serve with a newer Triton"
             )
+
+
+def _golden_answers(opened: Bundle, artefact: Artefact) -> tuple[Golden, ...]:
+    """What the served artefact answers to the golden inputs. Raises PublishError if the bundle does not say."""
+    if artefact.name == artefacts.DEFAULT:
+        return opened.golden
+    if not (opened.directory / bundle.SERVED_ANSWERS).is_file():
+        raise PublishError(
+            f"{opened.directory}: does not say what {artefact.name} answers to its golden inputs (no "
+            f"{bundle.SERVED_ANSWERS}); export it again"
+        )
+    return bundle.read_golden(opened.directory, bundle.SERVED_ANSWERS)
 
 
 def _golden_pixels(opened: Bundle) -> npt.NDArray[np.uint8]:
@@ -133,7 +172,7 @@ def _pins(target: Target) -> Pins:
     table = compatibility.load()
     return Pins(
         python=table.python if target == "embedded" else table.triton.container.python,
-        packages={name: table.serve[name] for name in ("numpy", "pillow", "onnxruntime")},
+        packages={name: table.serve[name] for name in ("numpy", "pillow", *artefacts.SERVABLE)},
     )
 
 
@@ -155,6 +194,8 @@ def _fill(release: Path, content: _Content) -> None:
         "identity": content.bundle.release,
         "version": content.description.version,
         "target": content.description.target,
+        "artefact": content.artefact.name,
+        "tolerance": content.artefact.tolerance,
         "bundle": content.bundle.seal,
     }
     sealed.write_json(release / ABOUT, about)
@@ -172,13 +213,14 @@ def _lint(models: Path) -> None:
 def _write_preprocess(model: Path, content: _Content) -> None:
     source = content.bundle.directory
     version = _start_model(model, model_config.preprocess(content.description), content)
-    _copy_code(version, "preprocess.py", ("numpy", "pillow"), content)
+    _copy_code(version, "preprocess.py", ENVIRONMENT_CHECK)
+    _write_serving(version, ("numpy", "pillow"), content)
     for name in PREPROCESSING:
         _copy(SLIPWAY / name, version / "slipway" / name)
     _copy(source / bundle.SIGNATURE, version / bundle.SIGNATURE)
-    _copy(source / bundle.GOLDEN_ANSWERS, version / bundle.GOLDEN_ANSWERS)
-    for golden in content.bundle.golden:
+    for golden in content.golden:
         _copy(golden.path, version / bundle.GOLDEN / golden.path.name)
+    bundle.write_golden_answers(version, content.golden)
     # A warm-up string is its length as 4 bytes, little-endian, and its bytes.
     encoded = content.bundle.golden[0].path.read_bytes()
     _write(model / "warmup" / model_config.WARMUP_IMAGE, struct.pack("<I", len(encoded)) + encoded)
@@ -187,13 +229,20 @@ def _write_preprocess(model: Path, content: _Content) -> None:
 def _write_classifier(model: Path, content: _Content) -> None:
     source = content.bundle.directory
     version = _start_model(model, model_config.classifier(content.description), content)
-    _copy(source / bundle.MODEL, version / "model.onnx")
     _copy(source / bundle.LABELS, model / model_config.LABELS_FILE)
     _write(model / "warmup" / model_config.WARMUP_PIXELS, content.pixels[0].tobytes())
-    if content.description.target == "embedded":
-        _copy_code(version, "classifier.py", ("numpy", "onnxruntime"), content)
-        np.save(version / "golden_pixels.npy", content.pixels)
-        np.save(version / "golden_logits.npy", np.stack([golden.logits for golden in content.bundle.golden]))
+    if content.description.backend != "python":
+        _copy(source / content.artefact.file, version / "model.onnx")  # the name that this backend looks for
+        return
+    for name in content.artefact.files:
+        _copy(source / name, version / name)
+    _copy_code(version, "classifier.py", (*ENVIRONMENT_CHECK, RUNTIME))
+    artefact = {
+        name: getattr(content.artefact, name) for name in ("file", "runtime", "settings", "tolerance")
+    }
+    _write_serving(version, ("numpy", content.artefact.runtime), content, artefact=artefact)
+    np.save(version / "golden_pixels.npy", content.pixels)
+    np.save(version / "golden_logits.npy", np.stack([golden.logits for golden in content.golden]))
 
 
 def _write_ensemble(model: Path, content: _Content) -> None:
@@ -213,15 +262,20 @@ def _start_model(model: Path, config: ModelConfig, content: _Content) -> Path:
     return version
 
 
-def _copy_code(version: Path, model: str, packages: tuple[str, ...], content: _Content) -> None:
-    """Put the model's own code in place, and beside it what it has to know and to insist on."""
+def _copy_code(version: Path, model: str, beside: tuple[str, ...]) -> None:
+    """Put the model's own code in place, and beside it the code that it imports."""
     _copy(SERVE / "models" / model, version / "model.py")
-    for name in ENVIRONMENT_CHECK:
+    for name in beside:
         _copy(SERVE / name, version / "serve" / name)
+
+
+def _write_serving(version: Path, packages: tuple[str, ...], content: _Content, **more: Any) -> None:
+    """What the model has to know and to insist on."""
     serving = {
         "release": content.bundle.release,
         "python": content.pins.python,
         "packages": {name: content.pins.packages[name] for name in packages},
+        **more,
     }
     sealed.write_json(version / "serving.json", serving)
 

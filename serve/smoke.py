@@ -1,6 +1,6 @@
 """The smoke test: every test image through a real server, and every answer equal to offline evaluation's.
 
-What offline evaluation found stands in `predictions.jsonl`, one line an image:
+What the artefact that the release serves was found to answer offline stands in `predictions.jsonl`, one line an image:
 
     {"file": "7/0012.png", "sha256": ..., "label": "7", "predicted": "7", "probabilities": [...]}
 """
@@ -27,7 +27,6 @@ from serve.server import Server
 from slipway import hashing, sealed
 from slipway.errors import SlipwayError, UsageError
 
-TOLERANCE = 1e-4
 WORKERS = 4
 DISAGREEMENTS_SHOWN = 20
 # How each protocol says that the request, not the server, is at fault.
@@ -154,7 +153,7 @@ def _test(running: Server, release: Release, expected: list[Expected], result: d
     outcomes: list[Outcome] = []
     result["protocols"] = {}
     for protocol, url in running.urls.items():
-        summary, own = _compare_all(protocol, url, expected, release.signature.max_batch)
+        summary, own = _compare_all(protocol, url, expected, release)
         result["protocols"][protocol] = asdict(summary)
         outcomes += own
         logger.info(
@@ -176,12 +175,13 @@ def _test(running: Server, release: Release, expected: list[Expected], result: d
 
 
 def _compare_all(
-    protocol: str, url: str, expected: list[Expected], max_batch: int
+    protocol: str, url: str, expected: list[Expected], release: Release
 ) -> tuple[ProtocolResult, list[Outcome]]:
     """Each image alone, which is what is timed, and then all in full batches."""
+    max_batch = release.signature.max_batch
 
     def ask(client: Client, batch: Sequence[Expected]) -> list[Outcome]:
-        return _compare(protocol, client, batch)
+        return _compare(protocol, client, batch, release.tolerance)
 
     # The first requests of a connection pay for setting it up.
     _in_parallel(protocol, url, [[image] for image in expected[:WORKERS]], ask)
@@ -205,7 +205,7 @@ def _compare_all(
     return summary, outcomes
 
 
-def _compare(protocol: str, client: Client, batch: Sequence[Expected]) -> list[Outcome]:
+def _compare(protocol: str, client: Client, batch: Sequence[Expected], tolerance: float) -> list[Outcome]:
     images = [image.path.read_bytes() for image in batch]
     start = time.perf_counter()
     try:
@@ -214,13 +214,19 @@ def _compare(protocol: str, client: Client, batch: Sequence[Expected]) -> list[O
         answers = [error] * len(batch)
     seconds = time.perf_counter() - start
     return [
-        _outcome(image, answer, protocol=protocol, batch=len(batch), seconds=seconds)
+        _outcome(image, answer, tolerance=tolerance, protocol=protocol, batch=len(batch), seconds=seconds)
         for image, answer in zip(batch, answers, strict=True)
     ]
 
 
 def _outcome(
-    image: Expected, answer: Answer | RefusedInput, *, protocol: str, batch: int, seconds: float
+    image: Expected,
+    answer: Answer | RefusedInput,
+    *,
+    tolerance: float,
+    protocol: str,
+    batch: int,
+    seconds: float,
 ) -> Outcome:
     difference, problem = 1.0, ""
     if isinstance(answer, RefusedInput):
@@ -233,8 +239,8 @@ def _outcome(
         difference = float(np.abs(answer.probabilities - image.probabilities).max())
         if answer.label != image.label:
             problem = f"the server answered {answer.label!r}; offline evaluation predicted {image.label!r}"
-        elif not difference <= TOLERANCE:  # NaN is within no tolerance
-            problem = f"probabilities differ by {difference:.2g}; at most {TOLERANCE:g} is allowed"
+        elif not difference <= tolerance:  # NaN is within no tolerance
+            problem = f"probabilities differ by {difference:.2g}; at most {tolerance:g} is allowed"
     return Outcome(
         file=image.file,
         protocol=protocol,

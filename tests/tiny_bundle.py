@@ -1,27 +1,42 @@
 """Make a small, complete and deterministic bundle without training anything.
 
-    .venv/train/bin/python tests/tiny_bundle.py DESTINATION [--reverse-classes] [--ir-version N] [--max-batch N]
+    .venv/train/bin/python tests/tiny_bundle.py DESTINATION [--reverse-classes] [--ir-version N] [--max-batch N] \
+        [--openvino]
 
 Run by training's Python, because it needs the onnx package. The model is an oracle: each class has a colour, and
 the class whose colour is nearest to an image's mean wins. So a flat image of a class's colour has a known label.
-Class names are '0' to '11' in that order, which is not how text sorts (torchvision issue 714).
+Class names are '0' to '11' in that order, which is not how text sorts (torchvision issue 714). With --openvino, what is
+served is an OpenVINO artefact with coarse colours, so that its answers are its own.
 """
 
 import argparse
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 import onnx
 import onnxruntime
 from onnx import TensorProto, helper, numpy_helper
+from openvino import Core, save_model
 
 from slipway import bundle, hashing, sealed
+from slipway.artefact import Artefact, write_artefacts
 from slipway.contract import INPUT, LOGITS, PROBABILITIES, Preprocessing, Signature
 from slipway.preprocessing import preprocess
 from tests.images import COLOURS, encode, flat, noise
 
 OPSET, IR_VERSION = 20, 10
+ONNX = Artefact(name="onnx", runtime="onnxruntime", precision="float32", files=(bundle.MODEL,))
+OPENVINO = Artefact(
+    name="openvino-int8",
+    runtime="openvino",
+    precision="int8",
+    files=("model.int8.openvino.xml", "model.int8.openvino.bin"),
+    settings={"INFERENCE_PRECISION_HINT": "f32"},
+)
 MEAN, STD = (0.5, 0.4, 0.3), (0.25, 0.3, 0.2)
+EXACT = np.array(COLOURS, np.float32)
 
 
 def main() -> None:
@@ -34,6 +49,7 @@ def main() -> None:
     )
     parser.add_argument("--ir-version", type=int, default=IR_VERSION)
     parser.add_argument("--max-batch", type=int, default=8)
+    parser.add_argument("--openvino", action="store_true")
     options = parser.parse_args()
     names = [str(k) for k in range(len(COLOURS))]
     signature = Signature(
@@ -45,10 +61,10 @@ def main() -> None:
         max_batch=options.max_batch,
     )
     with sealed.stage(options.destination, kind=bundle.KIND) as staging:
-        fill(staging, signature, options.ir_version)
+        fill(staging, signature, options.ir_version, openvino=options.openvino)
 
 
-def fill(staging: Path, signature: Signature, ir_version: int) -> None:
+def fill(staging: Path, signature: Signature, ir_version: int, *, openvino: bool) -> None:
     signature.save(staging / bundle.SIGNATURE)
     (staging / bundle.LABELS).write_bytes(bundle.labels(signature))
     sealed.write_json(staging / bundle.PARITY, {"verdict": "passed"})
@@ -57,13 +73,18 @@ def fill(staging: Path, signature: Signature, ir_version: int) -> None:
     write_golden(staging, signature, model)
     model.ir_version = ir_version
     onnx.save(model, staging / bundle.MODEL)
+    if openvino:
+        write_artefacts(staging, [ONNX, OPENVINO], OPENVINO.name)
+        write_openvino(staging, signature)
+    else:
+        write_artefacts(staging, [ONNX])
 
 
-def nearest_colour_model(signature: Signature) -> onnx.ModelProto:
+def nearest_colour_model(signature: Signature, colours: npt.NDArray[np.float32] = EXACT) -> onnx.ModelProto:
     """uint8 [batch, 3, S, S] -> scale and shift -> mean colour -> distance to each class's colour."""
     scale = 1 / (255 * np.array(STD, np.float32))
     shift = -np.array(MEAN, np.float32) / np.array(STD, np.float32)
-    colours = np.array(COLOURS, np.float32) * scale + shift
+    colours = colours * scale + shift
     # |x - c|^2 = |x|^2 - 2 x.c + |c|^2; the first term is the same for every class.
     constants = {
         "scale": scale.reshape(1, 3, 1, 1),
@@ -112,6 +133,20 @@ def write_golden(staging: Path, signature: Signature, model: onnx.ModelProto) ->
             )
         )
     bundle.write_golden_answers(staging, answers)
+
+
+def write_openvino(staging: Path, signature: Signature) -> None:
+    model = nearest_colour_model(signature, np.round(EXACT / 16) * 16)
+    converted = Core().read_model(model.SerializeToString())
+    save_model(converted, staging / OPENVINO.file, compress_to_fp16=False)
+    answer = Core().compile_model(converted, "CPU", dict(OPENVINO.settings))
+    answers = []
+    for golden in bundle.read_golden(staging):
+        pixels = preprocess(golden.path.read_bytes(), signature.preprocessing)
+        logits = answer([pixels[None]])[LOGITS][0].copy()
+        answers.append(replace(golden, logits=logits, label=signature.classes[int(logits.argmax())]))
+    (staging / bundle.SERVED).mkdir()
+    bundle.write_golden_answers(staging, answers, bundle.SERVED_ANSWERS)
 
 
 def golden_images() -> dict[str, bytes]:

@@ -249,20 +249,22 @@ class ExportConfig:
     golden_per_class: int = option(2, "validation images of each class that the bundle carries", at_least=1)
     golden_limit: int = option(40, "most golden images altogether", at_least=1)
     formats: tuple[FormatName, ...] = option(
-        ("onnx",), "what the bundle holds; onnx always, since it is what is served"
+        ("onnx",), "what the bundle holds; onnx always, since others are made from it"
     )
     calibration_images: int = option(256, "training images that int8 is calibrated on", at_least=1)
     max_accuracy_drop: float = option(
         0.5, "percentage points of validation accuracy that bf16 and int8 may cost", at_least=0
     )
-    recommend: bool = option(default=False, help="measure every format, and recommend one for this machine")
+    recommend: bool = option(
+        default=False, help="measure every format, and serve the fastest that servers can run"
+    )
     sign_key: Path | None = option(
         None, "private key (PEM, elliptic curve) that bundles are signed with; null signs nothing"
     )
 
     def problems(self) -> Iterator[tuple[str, str]]:
         if "onnx" not in self.formats:
-            yield "formats", f"is {list(self.formats)}; onnx must be among them: it is what is served"
+            yield "formats", f"is {list(self.formats)}; onnx must be among them: others are made from it"
         if len(set(self.formats)) < len(self.formats):
             yield "formats", f"is {list(self.formats)}; it names one twice"
 

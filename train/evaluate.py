@@ -116,7 +116,7 @@ def _evaluate(config: Config, run: Run, dataset: Dataset, split: Split, choice: 
     destination = run.evaluations / f"{name}-{split}-{inputs[:8]}"
     with sealed.stage(destination, kind=KIND, inputs=inputs) as staging:
         sealed.write_json(staging / METRICS, metrics)
-        (staging / PREDICTIONS).write_text(_predictions(samples, logits, signature.classes), encoding="utf-8")
+        (staging / PREDICTIONS).write_text(predictions(samples, logits, signature.classes), encoding="utf-8")
     logger.info("%s accuracy %.4f on %d images (%s)", split, metrics["accuracy"], len(labels), name)
     return destination
 
@@ -149,7 +149,8 @@ def summarise(
     }
 
 
-def _predictions(samples: PlainSamples, logits: npt.NDArray[np.float32], classes: tuple[str, ...]) -> str:
+def predictions(samples: PlainSamples, logits: npt.NDArray[np.float32], classes: tuple[str, ...]) -> str:
+    """The text of `predictions.jsonl`: a line for each sample, [samples, classes] logits as probabilities."""
     probabilities = torch.from_numpy(logits).softmax(dim=1).numpy()
     lines = [
         {

@@ -19,6 +19,7 @@ from slipway.artefact import Artefact
 from slipway.bundle import Golden
 from slipway.contract import Signature
 from slipway.preprocessing import ImageError, preprocess
+from slipway.signing import sign
 from slipway.source import code_hash
 from train import accuracy, checkpoint, evaluate, parity, recommend, runs
 from train.checkpoint import Choice
@@ -32,7 +33,6 @@ from train.parity import Pixels, Rows
 from train.runs import Run
 from train.runtime import running
 from train.servable import Source, exporting
-from train.signing import sign
 
 RANDOM_ROWS = 8
 
@@ -106,12 +106,17 @@ def _fill(
     shutil.copy(staging / bundle.PARITY, run.directory / bundle.PARITY)
     parity.require_passed(report)
     accuracy.require_good(report)
+    default = artefact.DEFAULT
     if config.export.recommend:
         measured = recommend.measure(
             staging, artefacts, golden.pixels, max_batch=signature.max_batch, threads=job.threads
         )
         recommendation = recommend.recommend(measured, judged, job.threads)
         sealed.write_json(staging / recommend.RECOMMENDATION, recommendation)
+        default = recommendation["served"]
+    artefact.write_artefacts(staging, artefacts, default)
+    if default != artefact.DEFAULT:
+        _write_served(job, next(each for each in artefacts if each.name == default), golden.pixels)
     sealed.write_json(staging / bundle.PROVENANCE, _provenance(run, dataset, choice, evaluation))
     if config.export.sign_key is not None:
         sign(staging, config.export.sign_key)
@@ -130,7 +135,6 @@ def _write_artefacts(job: Job) -> list[Artefact]:
     for name in sorted(job.config.export.formats, key=lambda name: name != artefact.DEFAULT):
         logger.info("exporting %s: %s", name, FORMATS[name].files[0])
         artefacts.append(FORMATS[name].write(name, source, job.staging))
-    artefact.write_artefacts(job.staging, artefacts)
     return artefacts
 
 
@@ -229,6 +233,28 @@ def _write_golden(job: Job) -> Rows:
     ]
     bundle.write_golden_answers(job.staging, answers)
     return _rows(job, parity.GOLDEN, [path.name for path in paths], pixels)
+
+
+def _write_served(job: Job, served: Artefact, golden: Pixels) -> None:
+    """What the artefact to be served answers, where it is not model.onnx: serving is held to that.
+
+    To the golden inputs `golden`, uint8 [n, 3, size, size], and to the test split, like an evaluation's predictions.
+    """
+    (job.staging / bundle.SERVED).mkdir()
+    samples = PlainSamples(job.dataset, "test", job.signature.preprocessing)
+    batches = plain_batches(samples, 1, rank=0, world_size=1, workers=job.config.data.workers)
+    with running(job.staging, served, job.threads) as runtime:
+        logits = np.concatenate([parity.logits_of(runtime.answer(pixels[None])) for pixels in golden])
+        predicted = np.concatenate(
+            [parity.logits_of(runtime.answer(each.images.numpy())) for each in batches]
+        )
+    answers = [
+        replace(known, logits=row, label=job.signature.classes[int(row.argmax())])
+        for known, row in zip(bundle.read_golden(job.staging), logits, strict=True)
+    ]
+    bundle.write_golden_answers(job.staging, answers, bundle.SERVED_ANSWERS)
+    lines = evaluate.predictions(samples, predicted, job.signature.classes)
+    (job.staging / bundle.SERVED_PREDICTIONS).write_text(lines, encoding="utf-8")
 
 
 def _rows(job: Job, kind: str, names: Sequence[str], pixels: Pixels) -> Rows:

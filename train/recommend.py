@@ -1,4 +1,4 @@
-"""Which artefact to run on this machine: all that passed the gate, measured side by side."""
+"""Which artefact to run on this machine, and which to serve: all that passed the gate, measured side by side."""
 
 import logging
 import platform
@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from slipway.artefact import Artefact, instructions
+from slipway.artefact import SERVABLE, Artefact, instructions
 from train.accuracy import Judgement
 from train.parity import Pixels
 from train.runtime import Runtime, running
@@ -29,6 +29,7 @@ class Measured:
     """ms: median latency of one batch by its size. start_ms: until a new process could answer. bytes: of all files."""
 
     artefact: str
+    runtime: str
     ms: Mapping[int, float]
     start_ms: float
     bytes: int
@@ -48,6 +49,7 @@ def measure(
         return [
             Measured(
                 artefact=runtime.artefact.name,
+                runtime=runtime.artefact.runtime,
                 ms={batch: median(times[batch][index]) for batch in batches},
                 start_ms=runtime.loaded_ms,
                 bytes=sum((directory / name).stat().st_size for name in runtime.artefact.files),
@@ -70,11 +72,14 @@ def recommend(measured: Sequence[Measured], judged: Sequence[Judgement], threads
         for each, verdict in zip(measured, judged, strict=True)
     ]
     fastest = min(measured, key=lambda each: each.ms[1])
+    servable = min((each for each in measured if each.runtime in SERVABLE), key=lambda each: each.ms[1])
     for line in lines(table):
         logger.info("%s", line)
     logger.info("recommended on this machine: %s, the fastest at batch 1", fastest.artefact)
+    logger.info("served will be %s, the fastest that servers can run", servable.artefact)
     return {
         "recommended": fastest.artefact,
+        "served": servable.artefact,
         "by": f"median latency at batch 1 of {ROUNDS} rounds of {REPEAT}, taking turns",
         "hardware": {
             "machine": platform.machine(),

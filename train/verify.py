@@ -8,9 +8,9 @@ import numpy as np
 
 from slipway.artefact import read_artefacts
 from slipway.bundle import golden_pixels, open_bundle
+from slipway.signing import SIGNATURE, require_signed
 from train import parity
 from train.parity import Rows
-from train.signing import SIGNATURE, require_signed
 
 logger = logging.getLogger(__name__)
 

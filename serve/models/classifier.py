@@ -1,7 +1,7 @@
-"""The Triton model `classifier` for the embedded target: ONNX Runtime inside Triton's Python backend.
+"""The Triton model `classifier` in Triton's Python backend: ONNX Runtime or OpenVINO, whatever the bundle serves.
 
-In a release this file is `classifier/<version>/model.py`. NVIDIA's container has a backend of its own for this
-step and needs no Python here.
+In a release this file is `classifier/<version>/model.py`. For ONNX, NVIDIA's container has a backend of its own and
+needs no Python here.
 """
 
 import json
@@ -13,14 +13,11 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parent))
 
 import numpy as np
-import numpy.typing as npt
-import onnxruntime
 import triton_python_backend_utils as pb_utils
 
-from serve.models import environment
+from serve.models import environment, runtime
 
 HERE = Path(__file__).parent
-TOLERANCE = 1e-4  # fp32, on logits; relative to the largest of them where that is above 1
 
 
 class GoldenMismatch(Exception):
@@ -34,9 +31,10 @@ class TritonPythonModel:
         """Raises when this environment would not give the answers that the bundle was proven with."""
         serving = json.loads((HERE / "serving.json").read_bytes())
         versions = environment.check(serving["python"], serving["packages"])
-        config = json.loads(args["model_config"])
-        self._session = _session(int(config["parameters"]["intra_op_thread_count"]["string_value"]))
-        self._check_golden(config["max_batch_size"])
+        config, artefact = json.loads(args["model_config"]), serving["artefact"]
+        threads = int(config["parameters"]["intra_op_thread_count"]["string_value"])
+        self._run = runtime.load(artefact["runtime"], HERE / artefact["file"], artefact["settings"], threads)
+        self._check_golden(config["max_batch_size"], artefact["tolerance"])
         pb_utils.Logger.log_info(f"{args['model_instance_name']}: {serving['release']} with {versions}")
 
     def execute(self, requests: list[Any]) -> list[Any]:
@@ -61,28 +59,18 @@ class TritonPythonModel:
             )
         ]
 
-    def _run(self, images: npt.NDArray[np.uint8]) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
-        logits, probabilities = self._session.run(["logits", "probabilities"], {"image": images})
-        return logits, probabilities
+    def _check_golden(self, max_batch: int, tolerance: float) -> None:
+        """Run the golden pixels, in batches as large as they come: this also warms up.
 
-    def _check_golden(self, max_batch: int) -> None:
-        """Run the golden pixels, in batches as large as they come: this also warms up."""
+        tolerance: on logits; relative to the largest of them where that is above 1.
+        """
         images, expected = np.load(HERE / "golden_pixels.npy"), np.load(HERE / "golden_logits.npy")
         for start in range(0, len(images), max_batch):
             stop = start + max_batch
             logits, _ = self._run(images[start:stop])
             difference = np.abs(logits - expected[start:stop]).max()
-            limit = TOLERANCE * max(1.0, float(np.abs(expected[start:stop]).max()))
+            limit = tolerance * max(1.0, float(np.abs(expected[start:stop]).max()))
             if not difference <= limit:  # NaN is within no limit
                 raise GoldenMismatch(
                     f"golden logits differ by {difference:.3g} from those of the export; the limit is {limit:.3g}"
                 )
-
-
-def _session(threads: int) -> onnxruntime.InferenceSession:
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = threads
-    options.inter_op_num_threads = 1
-    # Threads that spin while they wait take CPU time from preprocessing, which works in between.
-    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-    return onnxruntime.InferenceSession(HERE / "model.onnx", options, providers=["CPUExecutionProvider"])

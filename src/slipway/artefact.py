@@ -1,6 +1,7 @@
 """The artefacts of a bundle: in which formats the model is there, which files each has, and where each may run.
 
-`model.onnx` is always one of them, and the one that is served: the bundle's `default`.
+`model.onnx` is always one of them. The `default` is the one that is served: `model.onnx`, unless another one was found
+to be faster (train/recommend.py).
 """
 
 import json
@@ -17,6 +18,12 @@ from slipway.sealed import write_json
 ARTEFACTS = "artefacts.json"
 FORMAT = "slipway-artefacts/1"
 DEFAULT = "onnx"
+# What our servers can run; see serve/models/runtime.py.
+SERVABLE = ("onnxruntime", "openvino")
+# How far an artefact may be, where it is served, from what it answered where it was proven: of a probability; of
+# logits, relative to the largest. On one machine there is no difference at all, whatever the batch and the threads;
+# a CPU with other instructions rounds at other places.
+TOLERANCES = {"float32": 1e-4, "bfloat16": 1e-2, "int8": 1e-2}
 
 # Instruction sets that a compiler may use where it finds them; the rest of /proc/cpuinfo is of no concern to it.
 _INSTRUCTION_SETS = ("amx", "avx", "bmi", "f16c", "fma", "gfni", "sse4", "vaes", "vpclmul")
@@ -50,11 +57,17 @@ class Artefact:
     def file(self) -> str:
         return self.files[0]
 
+    @property
+    def tolerance(self) -> float:
+        """See TOLERANCES."""
+        return TOLERANCES[self.precision]
 
-def write_artefacts(directory: Path, artefacts: list[Artefact]) -> None:
+
+def write_artefacts(directory: Path, artefacts: list[Artefact], default: str = DEFAULT) -> None:
+    """default: the name of the one that is to be served."""
     content = {
         "format": FORMAT,
-        "default": DEFAULT,
+        "default": default,
         "artefacts": [asdict(artefact) for artefact in artefacts],
     }
     write_json(directory / ARTEFACTS, content)
@@ -62,6 +75,16 @@ def write_artefacts(directory: Path, artefacts: list[Artefact]) -> None:
 
 def read_artefacts(directory: Path) -> tuple[Artefact, ...]:
     """The artefacts of a bundle. Raises ArtefactError if the list is missing or makes no sense."""
+    return _read(directory)[0]
+
+
+def read_default(directory: Path) -> Artefact:
+    """The artefact of a bundle that is to be served. Raises ArtefactError as `read_artefacts` does."""
+    artefacts, default = _read(directory)
+    return next(artefact for artefact in artefacts if artefact.name == default)
+
+
+def _read(directory: Path) -> tuple[tuple[Artefact, ...], str]:
     path = directory / ARTEFACTS
     try:
         content = json.loads(path.read_bytes())
@@ -70,6 +93,7 @@ def read_artefacts(directory: Path) -> tuple[Artefact, ...]:
         artefacts = tuple(
             Artefact(**{**entry, "files": tuple(entry["files"])}) for entry in content["artefacts"]
         )
+        default = str(content["default"])
     except FileNotFoundError:
         raise ArtefactError(
             f"{path}: is not there; the bundle was exported before there was more than ONNX"
@@ -79,9 +103,14 @@ def read_artefacts(directory: Path) -> tuple[Artefact, ...]:
     for name in (name for each in artefacts for name in each.files):
         if Path(name).name != name or not (directory / name).is_file():
             raise ArtefactError(f"{path}: lists {name!r}, which is no file of this bundle")
-    if DEFAULT not in {artefact.name for artefact in artefacts}:
-        raise ArtefactError(f"{path}: lists no artefact {DEFAULT!r}, which is the one that is served")
-    return artefacts
+    runtimes = {artefact.name: artefact.runtime for artefact in artefacts}
+    if DEFAULT not in runtimes:
+        raise ArtefactError(f"{path}: lists no artefact {DEFAULT!r}, which every bundle has")
+    if runtimes.get(default) not in SERVABLE:
+        raise ArtefactError(
+            f"{path}: says that {default!r} is to be served, which is no artefact of {' or '.join(SERVABLE)} in it"
+        )
+    return artefacts, default
 
 
 def require_runs_here(artefact: Artefact) -> None:

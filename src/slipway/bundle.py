@@ -1,6 +1,7 @@
 """What an exported bundle holds, and the only way to open one: verified first."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,6 +22,11 @@ PARITY = "parity.json"
 PROVENANCE = "provenance.json"
 GOLDEN = "golden"
 GOLDEN_ANSWERS = "golden/answers.json"
+# Where another artefact than model.onnx is served, what that one answers: to the golden inputs, and to the images that
+# the checkpoint was evaluated on.
+SERVED = "served"
+SERVED_ANSWERS = "served/answers.json"
+SERVED_PREDICTIONS = "served/predictions.jsonl"
 
 
 class BundleError(SlipwayError):
@@ -83,8 +89,8 @@ def labels(signature: Signature) -> bytes:
     return "".join(f"{name}\n" for name in signature.classes).encode()
 
 
-def write_golden_answers(directory: Path, answers: list[Golden]) -> None:
-    """Write the answers beside the golden inputs, which already lie in `directory / "golden"`."""
+def write_golden_answers(directory: Path, answers: Sequence[Golden], file: str = GOLDEN_ANSWERS) -> None:
+    """Write the answers to the golden inputs that already lie in `directory / "golden"`."""
     content = [
         {
             "file": golden.path.name,
@@ -94,11 +100,11 @@ def write_golden_answers(directory: Path, answers: list[Golden]) -> None:
         }
         for golden in answers
     ]
-    sealed.write_json(directory / GOLDEN_ANSWERS, content)
+    sealed.write_json(directory / file, content)
 
 
-def read_golden(directory: Path) -> tuple[Golden, ...]:
-    """The golden inputs and answers in `directory / "golden"`, of a bundle or of a model made from one."""
+def read_golden(directory: Path, file: str = GOLDEN_ANSWERS) -> tuple[Golden, ...]:
+    """The golden inputs in `directory / "golden"`, of a bundle or of a model made from one, and answers to them."""
     return tuple(
         Golden(
             path=directory / GOLDEN / answer["file"],
@@ -106,7 +112,7 @@ def read_golden(directory: Path) -> tuple[Golden, ...]:
             logits=np.array(answer["logits"], dtype=np.float32),
             label=answer["label"],
         )
-        for answer in json.loads((directory / GOLDEN_ANSWERS).read_bytes())
+        for answer in json.loads((directory / file).read_bytes())
     )
 
 

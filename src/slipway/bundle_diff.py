@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from slipway import bundle, sealed
-from slipway.artefact import Artefact, read_artefacts
+from slipway.artefact import Artefact, read_artefacts, read_default
 from slipway.bundle import Bundle, open_bundle
 
 
@@ -56,6 +56,9 @@ def _metrics(old: Bundle, new: Bundle) -> Iterator[str]:
 
 
 def _artefacts(old: Bundle, new: Bundle) -> Iterator[str]:
+    served, serves = (read_default(one.directory).name for one in (old, new))
+    if served != serves:
+        yield f"artefacts: {serves} is served, and was {served}"
     was, now = ({each.name: each for each in read_artefacts(one.directory)} for one in (old, new))
     for name in sorted(was.keys() | now.keys()):
         if name not in was:

@@ -19,8 +19,8 @@ SIGNATURE = Signature(
 )
 
 
-def description(*, target: Target = "embedded", cpus: int = 2) -> Description:
-    return Description(signature=SIGNATURE, version=7, target=target, cpus=cpus)
+def description(*, target: Target = "embedded", runtime: str = "onnxruntime", cpus: int = 2) -> Description:
+    return Description(signature=SIGNATURE, version=7, target=target, runtime=runtime, cpus=cpus)
 
 
 def all_three(of: Description) -> list[ModelConfig]:
@@ -47,6 +47,11 @@ def test_targets_differ_in_the_backend_of_the_classifier_and_nothing_else() -> N
     assert (embedded[1].backend, container[1].backend) == ("python", "onnxruntime")
     container[1].backend = "python"
     assert embedded == container
+
+
+def test_what_no_backend_of_the_container_is_proven_with_runs_in_python_in_both() -> None:
+    for target in ("embedded", "container"):
+        assert model_config.classifier(description(target=target, runtime="openvino")).backend == "python"
 
 
 @pytest.mark.parametrize("cpus", [1, 2, 3, 4, 6, 7, 16, 64])

@@ -196,9 +196,9 @@ def test_the_list_says_what_is_served_and_what_was(
     identity = json.loads((first / "release.json").read_text())["identity"]
     assert sorted(releases.table(tmp_path)) == sorted(
         [
-            f"previous  {first.name}  {identity}  embedded",
-            f"current   {second.name}  {identity}  embedded",
-            f"          {container.name}  {identity}  container",
+            f"previous  {first.name}  {identity}  embedded  onnx",
+            f"current   {second.name}  {identity}  embedded  onnx",
+            f"          {container.name}  {identity}  container  onnx",
         ]
     )
     assert list(releases.table(tmp_path / "none")) == []

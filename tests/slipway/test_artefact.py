@@ -11,11 +11,13 @@ from slipway.artefact import (
     ArtefactError,
     instructions,
     read_artefacts,
+    read_default,
     require_runs_here,
     write_artefacts,
 )
 
 ONNX = Artefact(name="onnx", runtime="onnxruntime", precision="float32", files=("model.onnx",))
+OPENVINO = Artefact(name="openvino-int8", runtime="openvino", precision="int8", files=("model.int8.xml",))
 COMPILED = Artefact(
     name="aoti",
     runtime="aoti",
@@ -34,6 +36,25 @@ def test_list_is_read_as_it_was_written(tmp_path: Path) -> None:
     assert COMPILED.file == "model.aoti.pt2"
 
 
+def test_another_than_onnx_is_served_where_the_list_says_so(tmp_path: Path) -> None:
+    write_artefacts(tmp_path, [ONNX, OPENVINO], "openvino-int8")
+    for artefact in (ONNX, OPENVINO):
+        (tmp_path / artefact.file).touch()
+    assert read_default(tmp_path) == OPENVINO
+    assert OPENVINO.tolerance > ONNX.tolerance > 0
+
+
+@pytest.mark.parametrize("default", ["aoti", "gone"])
+def test_what_no_server_can_run_is_not_to_be_served(tmp_path: Path, default: str) -> None:
+    write_artefacts(tmp_path, [ONNX, COMPILED], default)
+    for artefact in (ONNX, COMPILED):
+        (tmp_path / artefact.file).touch()
+    with pytest.raises(
+        ArtefactError, match=f"says that '{default}' is to be served, which is no artefact of onn"
+    ):
+        read_artefacts(tmp_path)
+
+
 def test_missing_list_is_told(tmp_path: Path) -> None:
     with pytest.raises(ArtefactError, match=r"artefacts\.json: is not there; the bundle was exported before"):
         read_artefacts(tmp_path)
@@ -45,7 +66,8 @@ def test_missing_list_is_told(tmp_path: Path) -> None:
         ("no JSON", "cannot be read as a list of artefacts"),
         ('{"format": "slipway-artefacts/9"}', "has format 'slipway-artefacts/9'"),
         ('{"format": "slipway-artefacts/1", "artefacts": [{"name": "onnx"}]}', "cannot be read as a list"),
-        ('{"format": "slipway-artefacts/1", "artefacts": []}', "lists no artefact 'onnx'"),
+        ('{"format": "slipway-artefacts/1", "artefacts": []}', "cannot be read as a list"),
+        ('{"format": "slipway-artefacts/1", "artefacts": [], "default": "onnx"}', "lists no artefact 'onnx'"),
     ],
 )
 def test_broken_list_is_told_by_file(tmp_path: Path, content: str, complaint: str) -> None:

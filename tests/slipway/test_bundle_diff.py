@@ -74,6 +74,17 @@ def test_artefacts_are_told_by_name(tmp_path: Path) -> None:
     assert "artefacts: openvino-int8 is gone" in differences(after, before)
 
 
+def test_another_artefact_to_be_served_is_told(tmp_path: Path) -> None:
+    def change(staging: Path) -> None:
+        (staging / INT8.file).touch()
+        write_artefacts(staging, [ONNX, INT8], INT8.name)
+
+    assert differences(make(tmp_path / "1"), make(tmp_path / "2", change)) == [
+        "artefacts: openvino-int8 is served, and was onnx",
+        "artefacts: openvino-int8 is new",
+    ]
+
+
 def test_golden_answers_are_counted(tmp_path: Path) -> None:
     def change(staging: Path) -> None:
         path = staging / bundle.GOLDEN_ANSWERS

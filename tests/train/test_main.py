@@ -26,7 +26,7 @@ def run(*arguments: str, cwd: Path | str = "/") -> subprocess.CompletedProcess[s
         (["data", "chek"], "argument action: invalid choice: 'chek'"),
         (
             ["export", "--recommend", "--export.formats", "[pt2]"],
-            "export.formats is ['pt2']; onnx must be among them: it is what is served",
+            "export.formats is ['pt2']; onnx must be among them: others are made from it",
         ),
         (["export", "--export.formats", "[onnx, openvno]"], "did you mean openvino?"),
         (["bundle", "verify"], "the following arguments are required: bundle"),

@@ -35,19 +35,31 @@ def judgement(artefact: str, accuracy: float) -> Judgement:
 def test_fastest_is_recommended_and_says_for_which_machine(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", "train")
     measured = [
-        Measured(artefact="onnx", ms={1: 16.0, 8: 120.0}, start_ms=900.0, bytes=46_800_000),
-        Measured(artefact="openvino-int8", ms={1: 2.5, 8: 18.0}, start_ms=700.0, bytes=12_000_000),
+        Measured(
+            artefact="onnx", runtime="onnxruntime", ms={1: 16.0, 8: 120.0}, start_ms=900.0, bytes=46_800_000
+        ),
+        Measured(
+            artefact="openvino-int8",
+            runtime="openvino",
+            ms={1: 2.5, 8: 18.0},
+            start_ms=700.0,
+            bytes=12_000_000,
+        ),
+        Measured(
+            artefact="aoti-bf16", runtime="aoti", ms={1: 2.0, 8: 30.0}, start_ms=300.0, bytes=24_000_000
+        ),
     ]
-    content: dict[str, Any] = recommend(
-        measured, [judgement("onnx", 0.99), judgement("int8", 0.988)], threads=2
-    )
-    assert content["recommended"] == "openvino-int8"
+    judged = [judgement("onnx", 0.99), judgement("int8", 0.988), judgement("bf16", 0.99)]
+    content: dict[str, Any] = recommend(measured, judged, threads=2)
+    assert content["recommended"] == "aoti-bf16"
+    assert content["served"] == "openvino-int8"
     assert content["hardware"]["threads"] == 2
     assert content["hardware"].keys() == {"machine", "cpu", "instructions", "threads"}
     assert content["measured"][1]["accuracy"] == 0.988
     assert caplog.messages == [
         *lines(content["measured"]),
-        "recommended on this machine: openvino-int8, the fastest at batch 1",
+        "recommended on this machine: aoti-bf16, the fastest at batch 1",
+        "served will be openvino-int8, the fastest that servers can run",
     ]
     assert caplog.messages[0].split() == (
         ["artefact", "accuracy", "batch", "1,", "ms", "batch", "8,", "ms", "MB", "start,", "s"]

@@ -7,13 +7,12 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from slipway import bundle
+from slipway.signing import SIGNATURE, SignatureError, require_signed, sign
 from tests.slipway.test_bundle import make_bundle
-from train.signing import SIGNATURE, SignatureError, require_signed, sign
-from train.verify import verify
 
 
 def make_keys(directory: Path, name: str) -> tuple[Path, Path]:
-    """The PEM files of a private and of its public key."""
+    """The PEM files of a private key and of its public key."""
     key = ec.generate_private_key(ec.SECP256R1())
     private, public = directory / f"{name}.pem", directory / f"{name}.pub"
     private.write_bytes(
@@ -48,12 +47,12 @@ def test_untouched_bundle_is_as_its_owner_signed_it(signed: tuple[Path, Path]) -
 
 
 @pytest.mark.parametrize("name", [bundle.MODEL, bundle.LABELS, bundle.GOLDEN_ANSWERS, SIGNATURE])
-def test_tampered_byte_is_refused_before_anything_is_loaded(signed: tuple[Path, Path], name: str) -> None:
+def test_tampered_byte_is_refused(signed: tuple[Path, Path], name: str) -> None:
     directory, public = signed
     content = (directory / name).read_bytes()
     overwrite(directory / name, bytes([content[0] ^ 1]) + content[1:])
     with pytest.raises(SignatureError, match=r"is not as the owner of .*owner\.pub signed it"):
-        verify(directory, public)
+        require_signed(directory, public)
 
 
 def test_swapped_label_file_is_refused_although_its_hash_was_swapped_too(
@@ -65,32 +64,32 @@ def test_swapped_label_file_is_refused_although_its_hash_was_swapped_too(
         (staging / SIGNATURE).write_bytes((signed[0] / SIGNATURE).read_bytes())
         (staging / bundle.LABELS).write_bytes(b"2\n10\n1\n0\n")
 
-    with pytest.raises(SignatureError, match=r"Hash mismatch for 'labels\.txt'"):
-        verify(make_bundle(tmp_path / "2", swap), public)
+    with pytest.raises(SignatureError, match=r"Hash mismatch for .*labels\.txt"):
+        require_signed(make_bundle(tmp_path / "2", swap), public)
 
 
 def test_foreign_key_is_refused(signed: tuple[Path, Path], tmp_path: Path) -> None:
     _, foreign = make_keys(tmp_path, "somebody")
     with pytest.raises(SignatureError, match=r"is not as the owner of .*somebody\.pub signed it"):
-        verify(signed[0], foreign)
+        require_signed(signed[0], foreign)
 
 
 def test_added_file_is_refused(signed: tuple[Path, Path]) -> None:
     directory, public = signed
     (directory / "model.pt2").write_bytes(b"another model")
     with pytest.raises(SignatureError, match=r"model\.pt2"):
-        verify(directory, public)
+        require_signed(directory, public)
 
 
 def test_bundle_without_a_signature_is_refused_where_a_key_is_named(tmp_path: Path) -> None:
     _, public = make_keys(tmp_path, "owner")
     with pytest.raises(SignatureError, match=r"1: is not signed \(no model\.sig\)"):
-        verify(make_bundle(tmp_path / "1"), public)
+        require_signed(make_bundle(tmp_path / "1"), public)
 
 
 def test_missing_public_key_is_told(signed: tuple[Path, Path], tmp_path: Path) -> None:
     with pytest.raises(SignatureError, match=r"nobody\.pub: there is no such public key"):
-        verify(signed[0], tmp_path / "nobody.pub")
+        require_signed(signed[0], tmp_path / "nobody.pub")
 
 
 @pytest.mark.parametrize("content", [None, b"no key"])
