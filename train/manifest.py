@@ -1,7 +1,7 @@
 """A table as a source of images: CSV or Parquet with the columns `path`, `label` and, where wanted, `split`.
 
-A path is relative to the manifest's folder, absolute, or `s3://bucket/key`. Without the column `split`, content
-decides. Every image is read once to take its SHA-256.
+A path is relative to the manifest's folder, absolute, `s3://bucket/key`, or an address in the web. Without the column
+`split`, content decides. Every image is read once to take its SHA-256.
 """
 
 import csv
@@ -14,7 +14,7 @@ from typing import Any
 from slipway import hashing
 from train import storage
 from train.config import DataConfig
-from train.dataset import DataError, Dataset, Found, assemble, plain_name
+from train.dataset import DataError, Dataset, Found, assemble
 from train.split import SPLITS
 
 COLUMNS = {"path", "label", "split"}
@@ -33,7 +33,7 @@ class Located:
         return storage.read(self.locations[file])
 
     def where(self, file: str) -> str:
-        return self.locations[file]
+        return storage.shown(self.locations[file])
 
 
 def read_manifest(config: DataConfig) -> Dataset:
@@ -57,11 +57,11 @@ def read_manifest(config: DataConfig) -> Dataset:
             raise DataError(f"{where}: path and label must not be empty")
         if split is not None and split not in SPLITS:
             raise DataError(f"{where}: the split is {split!r}; it must be train, val or test")
-        file = plain_name(path.removeprefix(storage.S3))
+        file = storage.name_of(path)
         if file in rows:
             raise DataError(f"{where}: lists {path}, which an earlier row lists as {rows[file][0]}")
         rows[file] = row
-        locations[file] = path if path.startswith(storage.S3) else str(manifest.parent / path)
+        locations[file] = path if path.startswith(storage.ELSEWHERE) else str(manifest.parent / path)
     return assemble(_hashed(rows, locations, manifest), Located(locations), config, str(manifest))
 
 

@@ -1,19 +1,34 @@
-"""Bytes of files on this machine and of objects in S3-compatible storage, whole or by range.
+"""Bytes of files on this machine, of objects in S3-compatible storage, whole or by range, and of the web, whole.
 
-A location is a local path or `s3://bucket/key`. Credentials, region and endpoint come from the environment alone, as
-the AWS SDK reads them: AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_DEFAULT_REGION, AWS_ENDPOINT_URL.
+A location is a local path, `s3://bucket/key`, or an address that begins with http:// or https://. For S3, credentials,
+region and endpoint come from the environment alone, as the AWS SDK reads them: AWS_ACCESS_KEY_ID,
+AWS_SECRET_ACCESS_KEY, AWS_DEFAULT_REGION, AWS_ENDPOINT_URL.
 """
 
+import logging
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from functools import lru_cache
+from http import HTTPStatus
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, cast
+from urllib.parse import unquote, urlsplit
 
-from train.dataset import DataError
+from urllib3 import PoolManager, Retry, Timeout
+from urllib3.exceptions import HTTPError
+
+from train.dataset import DataError, plain_name
 
 S3 = "s3://"
+WEB = ("http://", "https://")
+ELSEWHERE = (S3, *WEB)
+
+# Seconds to wait before a busy web server is asked for the second time; each time after that it is twice as long.
+PATIENCE = 0.5
+
+# It warns of every try that failed, with the whole address.
+logging.getLogger("urllib3.connectionpool").setLevel(logging.ERROR)
 
 
 def read(location: str) -> bytes:
@@ -38,16 +53,15 @@ def read_range(location: str, offset: int, size: int) -> bytes:
 @contextmanager
 def stream(location: str) -> Iterator[IO[bytes]]:
     """The file, open for reading from its beginning to its end."""
-    if not location.startswith(S3):
+    if location.startswith(S3):
+        with _plain_errors(location), closing(client().get_object(**_address(location))["Body"]) as body:
+            yield body
+    elif location.startswith(WEB):
+        with _from_the_web(location) as body:
+            yield body
+    else:
         with Path(location).open("rb") as file:
             yield file
-        return
-    with _plain_errors(location):
-        body = client().get_object(**_address(location))["Body"]
-        try:
-            yield body
-        finally:
-            body.close()
 
 
 def listing(place: str, suffix: str) -> dict[str, str]:
@@ -57,6 +71,40 @@ def listing(place: str, suffix: str) -> dict[str, str]:
             return dict(_objects(place, suffix))
     found = sorted(path for path in Path(place).rglob(f"*{suffix}") if path.is_file())
     return {str(path): f"{path.stat().st_size} {path.stat().st_mtime_ns}" for path in found}
+
+
+def name_of(location: str) -> str:
+    """What it is called in a data set: without scheme, and without what a signed address ends in."""
+    if location.startswith(WEB):
+        parts = urlsplit(location)
+        return plain_name(unquote(f"{parts.netloc}/{parts.path}"))
+    return plain_name(location.removeprefix(S3))
+
+
+def shown(location: str) -> str:
+    """For messages: what a signed address ends in is a secret."""
+    return location.partition("?")[0] if location.startswith(WEB) else location
+
+
+@contextmanager
+def _from_the_web(location: str) -> Iterator[IO[bytes]]:
+    retries = Retry(total=5, backoff_factor=PATIENCE, status_forcelist=(429, 500, 502, 503, 504))
+    try:
+        with _connections(os.getpid()).request(
+            "GET", location, retries=retries, timeout=Timeout(connect=20, read=60), preload_content=False
+        ) as answer:
+            if answer.status != HTTPStatus.OK:
+                raise DataError(f"{shown(location)}: cannot be read (HTTP {answer.status})")
+            yield cast("IO[bytes]", answer)
+    except HTTPError as error:
+        # Of a request that was given up, the last reason: the whole would quote the address.
+        raise DataError(f"{shown(location)}: cannot be read ({getattr(error, 'reason', error)})") from None
+
+
+@lru_cache(maxsize=1)
+def _connections(_process: int) -> PoolManager:
+    """As `client`, of one process."""
+    return PoolManager(num_pools=16, maxsize=16)
 
 
 def client() -> Any:

@@ -1,6 +1,11 @@
 """A table means what the folder means that it lists."""
 
+import threading
+from collections.abc import Iterator
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import ClassVar
 
 import pyarrow as pa
 import pytest
@@ -8,6 +13,7 @@ from pyarrow import parquet
 
 from tests.train.conftest import MakeFolder, data_config
 from tests.train.sources import rows_of, upload, write_csv
+from train import storage
 from train.config import DataConfig
 from train.dataset import DataError
 from train.folder import read_folder
@@ -40,6 +46,63 @@ def test_table_holds_what_the_folder_holds(make_folder: MakeFolder, kind: str) -
         assert [dataset.read(sample) for sample in dataset.splits[split]] == [
             folder.read(sample) for sample in samples
         ]
+
+
+class OnceBusy(SimpleHTTPRequestHandler):
+    """Serves a folder, but the first request for each address gets 503."""
+
+    asked: ClassVar[set[str]] = set()
+
+    def do_GET(self) -> None:
+        if self.path not in self.asked:
+            self.asked.add(self.path)
+            self.send_error(503)
+        else:
+            super().do_GET()
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def web(make_folder: MakeFolder) -> Iterator[tuple[str, Path]]:
+    """The address of a real server, and the folder that it serves."""
+    root = make_folder(val=1, test=1)
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(OnceBusy, directory=root)) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}", root
+        server.shutdown()
+        thread.join()
+
+
+def test_images_may_lie_in_the_web(web: tuple[str, Path], tmp_path: Path) -> None:
+    """A busy server is asked again; what an address is signed with is no part of a name."""
+    address, root = web
+    rows = [(f"{address}/{path}?signature=secret", *rest) for path, *rest in rows_of(root)]
+    dataset = read_manifest(config_of(write_csv(tmp_path / "web.csv", [HEADER, *rows])))
+    folder = read_folder(data_config(root))
+    for split, samples in dataset.splits.items():
+        assert sorted(map(dataset.read, samples)) == sorted(map(folder.read, folder.splits[split]))
+        assert all(sample.file.startswith("127.0.0.1:") for sample in samples)
+        assert not any("secret" in sample.file + dataset.where(sample) for sample in samples)
+
+
+@pytest.mark.parametrize(
+    ("path", "complaint"),
+    [("gone.png", r"/gone\.png: cannot be read \(HTTP 404\)"), (":1/x.png", "cannot be read")],
+    ids=["missing", "no server"],
+)
+def test_image_missing_in_the_web_is_named_without_its_signature(
+    web: tuple[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str, complaint: str
+) -> None:
+    monkeypatch.setattr(storage, "PATIENCE", 0)
+    place = f"http://127.0.0.1{path}" if path.startswith(":") else f"{web[0]}/{path}"
+    OnceBusy.asked.add("/gone.png?signature=secret")
+    table = write_csv(tmp_path / "web.csv", [HEADER, (f"{place}?signature=secret", "ant", "train")])
+    with pytest.raises(DataError, match=complaint) as caught:
+        read_manifest(config_of(table))
+    assert "secret" not in str(caught.value)
 
 
 def test_paths_are_relative_to_the_table_absolute_or_in_s3(
