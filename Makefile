@@ -18,7 +18,7 @@ OPTIONS = --config "$(CONFIG)" $(ARGS)
 .DEFAULT_GOAL := help
 .PHONY: help setup data train evaluate export publish promote rollback releases serve smoke predict report pipeline \
 	test test-fast chaos-train chaos-serve equivalence fuzz-preprocessing \
-	benchmark-preprocessing benchmark-training benchmark-export benchmark-serving lint format lock programs loggers clean distclean \
+	benchmark-preprocessing benchmark-training benchmark-export benchmark-serving lint format lock programs extras clean distclean \
 	python train-environment serve-environment server dev-environments
 
 help: ## Show this help
@@ -130,8 +130,8 @@ clean: ## Remove what the stages made (never .venv, nor an image folder of your 
 programs: python ## Install, as root, the Debian packages that the tests of deploy/ use
 	@"$(PYTHON)" scripts/programs.py
 
-loggers: train-environment ## Install the experiment trackers that run.loggers may name
-	@$(ENVIRONMENT) train --loggers
+extras: train-environment ## Install experiment trackers, and the reader of Hugging Face data sets
+	@$(ENVIRONMENT) train --extras
 
 distclean: clean ## The same, and the environments
 	rm -rf .venv
@@ -151,5 +151,5 @@ server: python
 
 dev-environments: python
 	@$(ENVIRONMENT) train serve server --dev
-	@$(ENVIRONMENT) train --dev --loggers
+	@$(ENVIRONMENT) train --dev --extras
 	@$(ENVIRONMENT) serve --dev --deploy

@@ -3,7 +3,7 @@
     environment.py train serve      the virtual environments of training and serving
     environment.py train --dev      the same, with the tools for tests and lint on top
     environment.py train --benchmark    the same, with what benchmarks compare with on top
-    environment.py train --loggers    the same, with the experiment trackers that `run.loggers` may name
+    environment.py train --extras    the same, with what a configuration may name and most do not
     environment.py serve --dev --deploy    the same, with what checks and tests deploy/ on top
     environment.py server           the Triton server, a binary from a wheel, in a folder of its own
 
@@ -46,10 +46,10 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("environments", nargs="+", choices=choices, metavar="|".join(choices))
     parser.add_argument("--dev", action="store_true", help="with the tools for tests and lint")
     parser.add_argument("--benchmark", action="store_true", help="with what benchmarks compare with")
-    parser.add_argument("--loggers", action="store_true", help="with experiment trackers")
+    parser.add_argument("--extras", action="store_true", help="with what few configurations name")
     parser.add_argument("--deploy", action="store_true", help="with what checks and tests deploy/")
     options = parser.parse_args(arguments)
-    tools = [layer for layer in ("dev", "benchmark", "loggers", "deploy") if getattr(options, layer)]
+    tools = [layer for layer in ("dev", "benchmark", "extras", "deploy") if getattr(options, layer)]
     signal.signal(signal.SIGTERM, _exit_for_signal)
     try:
         require_python()

@@ -66,7 +66,7 @@ LOCKS = (
     Lock(name="dev", layer_on=("train", "serve")),
     Lock(name="benchmark", layer_on=("train",)),
     Lock(name="deploy", layer_on=("serve", "dev")),
-    Lock(name="loggers", layer_on=("train", "dev")),
+    Lock(name="extras", layer_on=("train", "dev")),
 )
 
 

@@ -51,7 +51,7 @@ def require_installed(trackers: Sequence[str]) -> None:
     for name in trackers:
         if importlib.util.find_spec(name) is None:
             raise BoardError(
-                f"run.loggers names {name}, which is not installed; run `make loggers`, or leave it out"
+                f"run.loggers names {name}, which is not installed; run `make extras`, or leave it out"
             )
 
 

@@ -29,7 +29,7 @@ class RunConfig:
     directory: Path = option(PROJECT_ROOT / "runs", "where runs are kept")
     bundles: Path = option(PROJECT_ROOT / "bundles", "where exported bundles are kept")
     loggers: tuple[Literal["mlflow", "wandb"], ...] = option(
-        (), "experiment trackers besides TensorBoard (`make loggers` installs them)"
+        (), "experiment trackers besides TensorBoard (`make extras` installs them)"
     )
 
     def problems(self) -> Iterator[tuple[str, str]]:
@@ -39,8 +39,10 @@ class RunConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class DataConfig:
-    source: Literal["folder", "manifest", "shards"] = option(
-        "folder", "what `root` is: a folder of images, a table of them (.csv, .parquet), a folder of *.tar"
+    source: Literal["folder", "manifest", "shards", "huggingface"] = option(
+        "folder",
+        "what `root` is: a folder of images, a table of them (.csv, .parquet), a folder of *.tar, or a data set that "
+        "Hugging Face's library saved",
     )
     root: Path = option(
         PROJECT_ROOT / "data", "image folder (<class>/*, or {train,val,test}/<class>/*), table, or shards"

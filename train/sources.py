@@ -7,6 +7,7 @@ from slipway import sealed
 from train.config import DataConfig
 from train.dataset import Dataset
 from train.folder import Files, read_folder
+from train.huggingface import read_saved
 from train.manifest import read_manifest
 from train.shards import read_shards
 from train.split import Split
@@ -15,7 +16,12 @@ KIND = "images"
 
 logger = logging.getLogger(__name__)
 
-_READERS = {"folder": read_folder, "manifest": read_manifest, "shards": read_shards}
+_READERS = {
+    "folder": read_folder,
+    "manifest": read_manifest,
+    "shards": read_shards,
+    "huggingface": read_saved,
+}
 
 
 def read_dataset(config: DataConfig) -> Dataset:

@@ -75,5 +75,5 @@ def test_tracker_that_is_not_installed_is_named_before_anything_is_trained(
 ) -> None:
     dataset, make_config, root = data
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(BoardError, match=r"names wandb, which is not installed; run `make loggers`"):
+    with pytest.raises(BoardError, match=r"names wandb, which is not installed; run `make extras`"):
         fit(make_config(root, run__loggers="[wandb]"), dataset)
