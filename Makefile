@@ -106,13 +106,8 @@ benchmark-export: train-environment ## Latency of every format against ONNX Runt
 benchmark-serving: server ## Measure the current release, served, against the same work without a server
 	@$(SERVE_PYTHON) -m benchmarks.serving $(ARGS)
 
-lint: dev-environments ## Check locks, style and types
-	@$(SERVE_PYTHON) scripts/lock.py --check
-	@$(TRAIN_PYTHON) -m ruff check .
-	@$(TRAIN_PYTHON) -m ruff format --check .
-	@$(TRAIN_PYTHON) -m mypy --cache-dir .mypy_cache/train src/slipway train scripts \
-		benchmarks/preprocessing.py benchmarks/training.py benchmarks/export.py
-	@$(SERVE_PYTHON) -m mypy --cache-dir .mypy_cache/serve src/slipway serve deploy benchmarks/serving.py
+lint: dev-environments ## Check every file with its linter: locks, style, types, scripts, YAML, workflows, manifests
+	@$(SERVE_PYTHON) scripts/lint.py $(ARGS)
 
 format: dev-environments ## Format the code and mend what can be mended
 	@$(TRAIN_PYTHON) -m ruff check --fix .
