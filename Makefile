@@ -18,7 +18,8 @@ OPTIONS = --config "$(CONFIG)" $(ARGS)
 .DEFAULT_GOAL := help
 .PHONY: help setup data train evaluate export publish promote rollback releases serve smoke predict report pipeline \
 	test test-fast chaos-train chaos-serve equivalence fuzz-preprocessing \
-	benchmark-preprocessing benchmark-training benchmark-export benchmark-serving lint format lock programs loggers clean distclean \
+	benchmark-preprocessing benchmark-training benchmark-export benchmark-serving trend lint format lock programs \
+	loggers clean distclean \
 	python train-environment serve-environment server dev-environments
 
 help: ## Show this help
@@ -105,6 +106,9 @@ benchmark-export: train-environment ## Latency of every format against ONNX Runt
 
 benchmark-serving: server ## Measure the current release, served, against the same work without a server
 	@$(SERVE_PYTHON) -m benchmarks.serving $(ARGS)
+
+trend: python ## Make a page of what benchmarks found so far, with ARGS="--json trend/results.jsonl"
+	@"$(PYTHON)" scripts/trend.py trend/results.jsonl trend/index.html
 
 lint: dev-environments ## Check every file with its linter: locks, style, types, scripts, YAML, workflows, manifests
 	@$(SERVE_PYTHON) scripts/lint.py $(ARGS)
