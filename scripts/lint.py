@@ -21,6 +21,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path, PurePath
+from posixpath import normpath
 
 from scripts import programs
 
@@ -28,6 +29,9 @@ ROOT = Path(__file__).resolve().parents[1]
 PYTHON = {side: str(ROOT / ".venv" / side / "bin" / "python") for side in ("train", "serve")}
 # Programs that come in wheels go first: their versions are pinned.
 SEARCHED = os.pathsep.join([str(ROOT / ".venv" / "serve" / "bin"), programs.SEARCHED])
+
+# Knows schemas of operators beside those of Kubernetes.
+VALIDATOR = ROOT / "deploy" / "kubernetes" / "validate.py"
 
 Choose = Callable[[Path, str], bool]
 """Whether a check is for a file, given the root of the checkout and the file's path in it."""
@@ -168,12 +172,27 @@ def compose(root: Path, files: list[str]) -> Iterator[str]:
 
 def kubernetes(root: Path, files: list[str]) -> Iterator[str]:
     """What each kustomization makes. A kind without a schema gets a warning only, which must not pass for "good"."""
-    validate = ["kubernetes-validate", "--strict", "--quiet", "/dev/stdin"]
-    for folder in (str(PurePath(name).parent) for name in files):
+    folders = whole_kustomizations(root, files)
+    if VALIDATOR.is_file():
+        yield from complaints(root, [PYTHON["serve"], "-m", "deploy.kubernetes.validate", *folders])
+        return
+    for folder in folders:
         made = call(root, ["kubectl", "kustomize", folder])
+        validate = ["kubernetes-validate", "--strict", "--quiet", "/dev/stdin"]
         checked = call(root, validate, reads=made.stdout) if made.returncode == 0 else made
         if checked.returncode or checked.stdout.strip():
             yield f"{folder}: {checked.stdout.strip()}"
+
+
+def whole_kustomizations(root: Path, files: list[str]) -> list[str]:
+    """Folders of kustomizations that no other is built on: parts, such as components, make nothing by themselves."""
+    folders = {str(PurePath(name).parent): (root / name).read_text(encoding="utf-8") for name in files}
+    parts = {
+        normpath(f"{folder}/{named}")
+        for folder, text in folders.items()
+        for named in re.findall(LIST_ITEM, text)
+    }
+    return sorted(folders.keys() - parts)
 
 
 def named(pattern: str) -> Choose:
@@ -229,6 +248,7 @@ def types(side: str) -> Check:
     )
 
 
+LIST_ITEM = r"(?m)^ *- +([\w./-]+)$"
 YAML = r"[^/]+\.ya?ml|\.yamllint"
 WORKFLOW = r"\.github/(workflows/[^/]+|dependabot)\.ya?ml"
 

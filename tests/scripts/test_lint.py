@@ -1,5 +1,6 @@
 """Each linter is run on its own files, and finds what is wrong with them; none is left out unnoticed."""
 
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -178,7 +179,21 @@ def test_every_check_has_a_fault_that_it_finds() -> None:
 def test_kubernetes_object_without_a_schema_is_not_taken_for_a_good_one(checkout: Path) -> None:
     unknown = "apiVersion: example.com/v1\nkind: Thing\nmetadata:\n  name: a\n"
     files = {"k/kustomization.yaml": "resources: [a.yaml]\n", "k/a.yaml": unknown}
-    assert "find schema for kind Thing" in examine(checkout, "kubernetes", files).output
+    assert re.search("kind Thing|Thing a: .* has no such kind", examine(checkout, "kubernetes", files).output)
+
+
+def test_part_of_a_kustomization_is_judged_by_what_it_becomes(checkout: Path) -> None:
+    files = {
+        "k/base/kustomization.yaml": "resources: [map.yaml]\n",
+        "k/base/map.yaml": "apiVersion: v1\nkind: ConfigMap\nmetadata:\n  name: a\ndata: {}\n",
+        "k/part/kustomization.yaml": "apiVersion: kustomize.config.k8s.io/v1alpha1\nkind: Component\n"
+        "patches:\n  - target: {kind: ConfigMap, name: a}\n    patch: |\n"
+        "      - {op: add, path: /data/a, value: 1}\n",
+        "k/whole/kustomization.yaml": "resources:\n  - ../base\ncomponents:\n  - ../part\n",
+    }
+    result = examine(checkout, "kubernetes", files)
+    assert set(re.findall(r"k/\w+", result.output)) == {"k/whole"}
+    assert re.search("k/whole: .*1 is not of type", result.output)
 
 
 def test_files_that_git_ignores_are_passed_over(checkout: Path) -> None:
