@@ -17,9 +17,8 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path, PurePath
 from posixpath import normpath
 
@@ -72,12 +71,12 @@ def main(arguments: list[str]) -> int:
     if unknown := [name for name in names if name not in BY_NAME]:
         parser.error(f"there is no check {unknown[0]}; the checks are {', '.join(BY_NAME)}")
     files = tracked(ROOT)
-    # Two of them, the types, take as long as all others together; so they come first and run beside those.
+    # Two of them, the types, take as long as all others together; so they are begun first and run beside those.
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        results = [
-            show(result) for result in pool.map(partial(run, ROOT, files), [BY_NAME[name] for name in names])
-        ]
-    return conclude(results)
+        begun = [pool.submit(run, ROOT, files, BY_NAME[name]) for name in names]
+        for ended in as_completed(begun):
+            show(ended.result())
+    return conclude([check.result() for check in begun])
 
 
 def tracked(root: Path) -> list[str]:
@@ -102,7 +101,7 @@ def run(root: Path, files: list[str], check: Check) -> Result:
     )
 
 
-def show(result: Result) -> Result:
+def show(result: Result) -> None:
     """Print a line for the check, and below it what it found."""
     count = f"{result.files} file{'' if result.files == 1 else 's'}" if result.files else ""
     seconds = f"{result.seconds:.1f} s" if result.seconds else ""
@@ -110,7 +109,6 @@ def show(result: Result) -> Result:
     if result.output:
         print("\n".join(f"    {line}" for line in result.output.splitlines()))
         print(f"    → {result.check.advice}", flush=True)
-    return result
 
 
 def conclude(results: list[Result]) -> int:
@@ -161,13 +159,12 @@ def locks(root: Path, _files: list[str]) -> Iterator[str]:
 
 
 def compose(root: Path, files: list[str]) -> Iterator[str]:
-    """Each compose.yaml by itself, and with each compose.<what>.yaml beside it laid over it."""
-    for base in (name for name in files if PurePath(name).stem == "compose"):
-        folder = PurePath(base).parent
-        overlays = [name for name in files if PurePath(name).parent == folder and name != base]
-        for layers in ([base], *([base, overlay] for overlay in overlays)):
-            chosen = [word for layer in layers for word in ("--file", layer)]
-            yield from complaints(root, ["docker-compose", "--profile", "*", *chosen, "config", "--quiet"])
+    """Each by itself, but compose.<what>.yaml laid over the compose.yaml beside it, where there is one."""
+    bases = {PurePath(name).parent: name for name in files if PurePath(name).stem in COMPOSE_BASES}
+    for name in files:
+        base = bases.get(PurePath(name).parent, name)
+        layers = [word for layer in dict.fromkeys([base, name]) for word in ("--file", layer)]
+        yield from complaints(root, ["docker-compose", "--profile", "*", *layers, "config", "--quiet"])
 
 
 def kubernetes(root: Path, files: list[str]) -> Iterator[str]:
@@ -248,6 +245,7 @@ def types(side: str) -> Check:
     )
 
 
+COMPOSE_BASES = ("compose", "docker-compose")
 LIST_ITEM = r"(?m)^ *- +([\w./-]+)$"
 YAML = r"[^/]+\.ya?ml|\.yamllint"
 WORKFLOW = r"\.github/(workflows/[^/]+|dependabot)\.ya?ml"
@@ -323,7 +321,7 @@ CHECKS = (
     Check(
         name="compose",
         needs=("docker-compose",),
-        chooses=named(r"compose(\.[\w-]+)?\.ya?ml"),
+        chooses=named(r"(docker-)?compose(\.[\w-]+)?\.ya?ml"),
         examine=compose,
         advice="mend it; `docker-compose config`, without --quiet, shows what Compose made of it",
     ),

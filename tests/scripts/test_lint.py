@@ -98,6 +98,7 @@ FAULTS = [
     Fault("dependabot", ".github/dependabot.yml", DEPENDABOT, ("weekly", "sometimes"), "sometimes"),
     Fault("gitlab-ci", ".gitlab-ci.yml", "lint:\n  script: [make lint]\n", ("script", "skript"), "skript"),
     Fault("compose", "deploy/compose/compose.yaml", COMPOSE, ("image:", "imago:"), "imago"),
+    Fault("compose", "deploy/other/docker-compose.gpu.yml", COMPOSE, ("image:", "imago:"), "imago"),
     Fault(
         "compose",
         "deploy/compose/compose.gpu.yaml",
