@@ -1,6 +1,7 @@
 """A document names only what exists: targets, commands, options, files. (Links: tests/scripts/test_readme.py.)"""
 
 import re
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -93,8 +94,12 @@ def test_paths_exist(page: Path) -> None:
 
 
 def exists(path: str) -> bool:
-    """In the repository; a path with a star stands for files, and one without an ending may be a module's."""
-    return any(ROOT.glob(path)) if "*" in path else (ROOT / path).exists()
+    """In the repository, or where git is told to ignore what commands and readers put. A star stands for files."""
+    if any(ROOT.glob(path)) if "*" in path else (ROOT / path).exists():
+        return True
+    # Of a folder that is not there git has to be told that it is one.
+    ignored = ["git", "check-ignore", "--quiet", f"{path}/x"]
+    return subprocess.run(ignored, cwd=ROOT, check=False).returncode == 0
 
 
 def test_network_of_the_page_trains_exports_and_has_blocks(tmp_path: Path) -> None:
