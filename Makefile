@@ -18,7 +18,8 @@ OPTIONS = --config "$(CONFIG)" $(ARGS)
 .DEFAULT_GOAL := help
 .PHONY: help setup data train evaluate export publish promote rollback releases serve smoke predict report pipeline \
 	test test-fast chaos-train chaos-serve equivalence fuzz-preprocessing \
-	benchmark-preprocessing benchmark-training benchmark-export benchmark-serving lint format lock programs extras clean distclean \
+	benchmark-preprocessing benchmark-training benchmark-export benchmark-serving trend lint format lock programs \
+	extras clean distclean \
 	python train-environment serve-environment server dev-environments
 
 help: ## Show this help
@@ -106,13 +107,11 @@ benchmark-export: train-environment ## Latency of every format against ONNX Runt
 benchmark-serving: server ## Measure the current release, served, against the same work without a server
 	@$(SERVE_PYTHON) -m benchmarks.serving $(ARGS)
 
-lint: dev-environments ## Check locks, style and types
-	@$(SERVE_PYTHON) scripts/lock.py --check
-	@$(TRAIN_PYTHON) -m ruff check .
-	@$(TRAIN_PYTHON) -m ruff format --check .
-	@$(TRAIN_PYTHON) -m mypy --cache-dir .mypy_cache/train src/slipway train scripts \
-		benchmarks/preprocessing.py benchmarks/training.py benchmarks/export.py
-	@$(SERVE_PYTHON) -m mypy --cache-dir .mypy_cache/serve src/slipway serve deploy benchmarks/serving.py
+trend: python ## Make a page of what benchmarks found so far, with ARGS="--json trend/results.jsonl"
+	@"$(PYTHON)" scripts/trend.py trend/results.jsonl trend/index.html
+
+lint: dev-environments ## Check every file with its linter: locks, style, types, scripts, YAML, workflows, manifests
+	@$(SERVE_PYTHON) scripts/lint.py $(ARGS)
 
 format: dev-environments ## Format the code and mend what can be mended
 	@$(TRAIN_PYTHON) -m ruff check --fix .

@@ -21,6 +21,8 @@ from sklearn.datasets import load_digits
 from sklearn.linear_model import LogisticRegression
 from torch import nn
 
+from benchmarks import results
+from benchmarks.results import Ratio
 from slipway.artefact import Artefact, instructions
 from slipway.errors import SlipwayError
 from train import accuracy, parity, recommend
@@ -44,7 +46,9 @@ def main(arguments: list[str]) -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--formats", nargs="+", choices=FORMATS, default=list(FORMATS))
-    names = sorted({"onnx", *parser.parse_args(arguments).formats}, key=list(FORMATS).index)
+    results.add_option(parser)
+    options = parser.parse_args(arguments)
+    names = sorted({"onnx", *options.formats}, key=list(FORMATS).index)
     threads = len(os.sched_getaffinity(0))
     images, labels = digits()
     classifier = fitted(images[:TRAINING], labels[:TRAINING])
@@ -63,7 +67,9 @@ def main(arguments: list[str]) -> int:
         measured = recommend.measure(
             directory, artefacts, images[:MAX_BATCH], max_batch=MAX_BATCH, threads=threads
         )
-    return report(measured, judged, threads)
+    found = report(measured, judged, threads)
+    results.append(options.json, "export", found)
+    return int(any(ratio.missed for ratio in found))
 
 
 def digits() -> tuple[Pixels, np.ndarray]:
@@ -132,8 +138,8 @@ def judge(
         return accuracy.judge(runtimes, classifier, batches, classes, LIMIT)
 
 
-def report(measured: list[recommend.Measured], judged: list[accuracy.Judgement], threads: int) -> int:
-    """Print the table and the ratios; 1 if the best within the limit falls short."""
+def report(measured: list[recommend.Measured], judged: list[accuracy.Judgement], threads: int) -> list[Ratio]:
+    """Print the table and, for each batch size, how much faster the best within the limit is; returns the latter."""
     base = next(each for each in measured if each.artefact == "onnx")
     print(f"resnet18, {SIZE} pixels, {threads} threads, accuracy on {VALIDATION} images, median latencies")
     print(
@@ -147,16 +153,20 @@ def report(measured: list[recommend.Measured], judged: list[accuracy.Judgement],
         print(f"{each.artefact:14} {verdict.accuracy:8.4f} {columns}{short}")
     target = TARGET if set(FAST) & set(instructions()) else TARGET_WITHOUT
     good = [each for each, verdict in zip(measured, judged, strict=True) if verdict.passed]
-    reached = []
+    found = []
     for batch in base.ms:
         best = min(good, key=lambda each: each.ms[batch])
-        ratio = base.ms[batch] / best.ms[batch]
-        reached.append(ratio >= target)
-        print(
-            f"batch {batch}: {best.artefact} is {ratio:.2f} times as fast as onnx; target {target:g}: "
-            f"{'reached' if reached[-1] else 'FALLS SHORT'}"
+        ratio = Ratio(
+            name=f"speed at batch {batch}, best format / onnx",
+            value=base.ms[batch] / best.ms[batch],
+            target=target,
         )
-    return 0 if all(reached) else 1
+        found.append(ratio)
+        print(
+            f"batch {batch}: {best.artefact} is {ratio.value:.2f} times as fast as onnx; target {target:g}: "
+            f"{'FALLS SHORT' if ratio.missed else 'reached'}"
+        )
+    return found
 
 
 if __name__ == "__main__":

@@ -26,6 +26,8 @@ from PIL import Image
 from torchvision.io import decode_jpeg
 from torchvision.transforms import v2
 
+from benchmarks import results
+from benchmarks.results import Ratio
 from slipway.contract import Preprocessing
 from slipway.preprocessing import centre_square, crop_and_resize, decode, preprocess, to_array
 
@@ -43,6 +45,7 @@ TARGETS = {"Pillow, resize then crop": 1.0, "torchvision v2, PIL": 1.0}
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="benchmarks.preprocessing", description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=60, help="turns of each way (default: 60)")
+    results.add_option(parser)
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
     cv2.setNumThreads(1)
@@ -52,6 +55,7 @@ def main(arguments: list[str]) -> int:
     print(f"{len(photos)} photographs, {options.rounds} rounds; median milliseconds an image")
     show_ways(spent, photos)
     show_parts(parts)
+    results.append(options.json, "preprocessing", ratios(spent))
     return 0 if meets_targets(spent) else 1
 
 
@@ -166,6 +170,19 @@ def show_parts(parts: dict[str, float]) -> None:
     for part, milliseconds in parts.items():
         print(f"  {OURS}: {part:17} {milliseconds:6.2f} ms   {milliseconds / whole:4.0%}")
     print(f"  ours / decode alone, the limit: {whole / parts['decode']:.2f}")
+
+
+def ratios(spent: dict[str, float]) -> list[Ratio]:
+    return [
+        Ratio(
+            name=f"milliseconds, ours / {name}",
+            value=spent[OURS] / spent[name],
+            better="lower",
+            target=TARGETS.get(name),
+        )
+        for name in spent
+        if name != OURS
+    ]
 
 
 def meets_targets(spent: dict[str, float]) -> bool:

@@ -36,6 +36,8 @@ from torch.utils.data import DataLoader
 from torchvision.datasets import ImageFolder
 from torchvision.transforms import v2
 
+from benchmarks import results
+from benchmarks.results import Ratio
 from slipway.config import load
 from train import checkpoint
 from train.config import Config, OptimizerConfig
@@ -69,28 +71,33 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="benchmarks.training", description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=12, help="turns of each contender (default: 12)")
     parser.add_argument("--sizes", type=int, nargs="+", default=list(BATCH), choices=list(BATCH))
+    results.add_option(parser)
     options = parser.parse_args(arguments)
     warnings.filterwarnings("ignore")  # of libraries, about what is meant here
     for name in ("lightning.pytorch", "lightning.fabric"):
         logging.getLogger(name).setLevel(logging.ERROR)
-    missed = False
+    found: list[Ratio] = []
     with tempfile.TemporaryDirectory() as scratch:
         root = write_photographs(Path(scratch) / "images")
         for size in options.sizes:
             print(f"step, {size} pixels, batch {BATCH[size]}, {torch.get_num_threads()} threads")
             config = configuration(root, Path(scratch) / "runs", size)
-            missed |= compare(step_contenders(config), "bare loop", STEP_TARGET, options.rounds)
+            contenders = step_contenders(config)
+            found += compare(f"step, {size} pixels", contenders, "bare loop", STEP_TARGET, options.rounds)
         print("data path, 224 pixels, one process, one thread")
         torch.set_num_threads(1)
         contenders = data_contenders(configuration(root, Path(scratch) / "runs", 224))
-        missed |= compare(contenders, "torchvision", DATA_TARGET, options.rounds)
+        found += compare("data path", contenders, "torchvision", DATA_TARGET, options.rounds)
         print("saving a checkpoint of ResNet-18 and AdamW")
-        missed |= compare_stalls(configuration(root, Path(scratch) / "runs", 224), options.rounds)
-    return int(missed)
+        found.append(compare_stalls(configuration(root, Path(scratch) / "runs", 224), options.rounds))
+    results.append(options.json, "training", found)
+    return int(any(ratio.missed for ratio in found))
 
 
-def compare(contenders: dict[str, Turn], reference: str, target: float, rounds: int) -> bool:
-    """Print everybody's speed and our ratio to it. Returns whether ours to `reference` is below `target`."""
+def compare(
+    what: str, contenders: dict[str, Turn], reference: str, target: float, rounds: int
+) -> list[Ratio]:
+    """Print everybody's speed and our ratio to it; returns the ratios, that to `reference` with its target."""
     speeds: dict[str, list[float]] = {name: [] for name in contenders}
     for _ in range(rounds + 1):
         for name, turn in contenders.items():
@@ -102,7 +109,11 @@ def compare(contenders: dict[str, Turn], reference: str, target: float, rounds: 
         print(f"  {name:18} {median(speeds[name][1:]):8.1f} images/s   ours/theirs {ratio:4.2f} ({aim})")
     if ratios[reference] < target:
         print(f"missed: {ratios[reference]:.3f} of {reference}, {target:.2f} wanted", file=sys.stderr)
-    return ratios[reference] < target
+    return [
+        Ratio(name=f"{what}: ours / {name}", value=ratio, target=target if name == reference else None)
+        for name, ratio in ratios.items()
+        if name != "slipway"
+    ]
 
 
 def configuration(root: Path, runs: Path, size: int) -> Config:
@@ -273,8 +284,8 @@ def data_contenders(config: Config) -> dict[str, Turn]:
     return {"slipway": our_turn, "torchvision": torchvision_turn}
 
 
-def compare_stalls(config: Config, rounds: int) -> bool:
-    """Print how long either way of saving holds training up. Returns whether the background's share is too large."""
+def compare_stalls(config: Config, rounds: int) -> Ratio:
+    """Print how long either way of saving holds training up; returns the background's share, with its target."""
     ways = [stalls(config, background=background) for background in (False, True)]
     seconds = [(next(ways[0]), next(ways[1])) for _ in range(rounds + 1)][1:]
     share = median(behind / waited for waited, behind in seconds)
@@ -283,7 +294,9 @@ def compare_stalls(config: Config, rounds: int) -> bool:
     print(f"(target {STALL_TARGET:.2f})")
     if share > STALL_TARGET:
         print(f"missed: {share:.3f} of a save that is waited for, {STALL_TARGET:.2f} wanted", file=sys.stderr)
-    return share > STALL_TARGET
+    return Ratio(
+        name="stall of a save, background / waited for", value=share, better="lower", target=STALL_TARGET
+    )
 
 
 def stalls(config: Config, *, background: bool) -> Iterator[float]:
