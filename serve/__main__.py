@@ -79,9 +79,10 @@ def _publish_options(parser: argparse.ArgumentParser) -> None:
     _add_path(parser, "--repository", "model repository to publish into", REPOSITORY)
     parser.add_argument(
         "--target",
-        choices=["embedded", "container"],
+        choices=["embedded", "container", "container-gpu"],
         default="embedded",
-        help="embedded (default): the Triton of `make setup`; container: NVIDIA's image",
+        help="embedded (default): the Triton of `make setup`; container: NVIDIA's image; container-gpu: the same, "
+        "with the model on its GPUs",
     )
     parser.add_argument(
         "--public-key",
