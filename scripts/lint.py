@@ -30,7 +30,6 @@ PYTHON = {side: str(ROOT / ".venv" / side / "bin" / "python") for side in ("trai
 SEARCHED = os.pathsep.join([str(ROOT / ".venv" / "serve" / "bin"), programs.SEARCHED])
 
 # Knows schemas of operators beside those of Kubernetes.
-VALIDATOR = ROOT / "deploy" / "kubernetes" / "validate.py"
 
 Choose = Callable[[Path, str], bool]
 """Whether a check is for a file, given the root of the checkout and the file's path in it."""
@@ -123,25 +122,21 @@ def conclude(results: list[Result]) -> int:
     return 1 if failed or (skipped and os.environ.get("CI")) else 0
 
 
-def complaints(root: Path, command: list[str], *, reads: str | None = None) -> Iterator[str]:
-    """Run a linter, with the text `reads` as its standard input; yields what it says if it is not content."""
-    done = call(root, command, reads=reads)
-    if done.returncode:
-        yield done.stdout.strip() or f"{' '.join(command)}: exit code {done.returncode}, without a word"
-
-
-def call(root: Path, command: list[str], *, reads: str | None = None) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
+def complaints(root: Path, command: list[str]) -> Iterator[str]:
+    """Run a linter; yields what it says if it is not content."""
+    done = subprocess.run(
         command,
         cwd=root,
         env={**os.environ, "PATH": SEARCHED, "NO_COLOR": "1"},
-        input=reads or "",
+        stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
         errors="replace",
         check=False,
     )
+    if done.returncode:
+        yield done.stdout.strip() or f"{' '.join(command)}: exit code {done.returncode}, without a word"
 
 
 def at_once(*commands: tuple[str, ...]) -> Examine:
@@ -168,17 +163,9 @@ def compose(root: Path, files: list[str]) -> Iterator[str]:
 
 
 def kubernetes(root: Path, files: list[str]) -> Iterator[str]:
-    """What each kustomization makes. A kind without a schema gets a warning only, which must not pass for "good"."""
-    folders = whole_kustomizations(root, files)
-    if VALIDATOR.is_file():
-        yield from complaints(root, [PYTHON["serve"], "-m", "deploy.kubernetes.validate", *folders])
-        return
-    for folder in folders:
-        made = call(root, ["kubectl", "kustomize", folder])
-        validate = ["kubernetes-validate", "--strict", "--quiet", "/dev/stdin"]
-        checked = call(root, validate, reads=made.stdout) if made.returncode == 0 else made
-        if checked.returncode or checked.stdout.strip():
-            yield f"{folder}: {checked.stdout.strip()}"
+    """What each kustomization makes."""
+    validate = [PYTHON["serve"], "-m", "deploy.kubernetes.validate"]
+    yield from complaints(root, [*validate, *whole_kustomizations(root, files)])
 
 
 def whole_kustomizations(root: Path, files: list[str]) -> list[str]:
@@ -327,7 +314,7 @@ CHECKS = (
     ),
     Check(
         name="kubernetes",
-        needs=("kubectl", "kubernetes-validate"),
+        needs=("kubectl",),
         chooses=named(r"kustomization\.ya?ml"),
         examine=kubernetes,
         advice="mend the manifest; `kubectl kustomize FOLDER` shows what Kustomize made of it",

@@ -2,7 +2,7 @@
 
     python -m serve publish --bundle bundles/digits/1
     python -m serve up
-    python -m serve promote digits-1 | rollback | list
+    python -m serve promote digits-1 | rollback | list | verify model_repository/current
     python -m serve predict cat.jpg
     python -m serve smoke --release ... --images ... --predictions ... --output ...
 
@@ -79,9 +79,10 @@ def _publish_options(parser: argparse.ArgumentParser) -> None:
     _add_path(parser, "--repository", "model repository to publish into", REPOSITORY)
     parser.add_argument(
         "--target",
-        choices=["embedded", "container"],
+        choices=["embedded", "container", "container-gpu"],
         default="embedded",
-        help="embedded (default): the Triton of `make setup`; container: NVIDIA's image",
+        help="embedded (default): the Triton of `make setup`; container: NVIDIA's image; container-gpu: the same, "
+        "with the model on its GPUs",
     )
     parser.add_argument(
         "--public-key",
@@ -132,6 +133,18 @@ def _list(options: argparse.Namespace) -> None:
 
     for line in releases.table(options.repository):
         print(line)
+
+
+def _verify_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "release", type=Path, metavar="PATH", help="directory of the release, or a link to it"
+    )
+
+
+def _verify(options: argparse.Namespace) -> str:
+    from serve.release import open_release
+
+    return open_release(options.release).identity
 
 
 def _up_options(parser: argparse.ArgumentParser) -> None:
@@ -227,6 +240,11 @@ COMMANDS = {
         help="List the releases, and say which is served and which was served before.",
         add_options=_repository_option,
         run=_list,
+    ),
+    "verify": Command(
+        help="Check every file of a release against its seal, and print what answers call it.",
+        add_options=_verify_options,
+        run=_verify,
     ),
     "up": Command(
         help="Serve what model_repository/current leads to, in the foreground; Ctrl-C stops it cleanly.",

@@ -2,9 +2,10 @@
 
     classify (ensemble):  encoded image -> preprocess -> uint8 pixels -> classifier -> logits, probabilities
 
-All three carry the bundle's version, so they are promoted and rolled back together. One description serves two
+All three carry the bundle's version, so they are promoted and rolled back together. One description serves three
 targets: `embedded` runs ONNX Runtime or OpenVINO in Triton's Python backend, and so does `container`, but for ONNX
-Runtime: that runs in Triton's own `onnxruntime` backend, which only NVIDIA's image has.
+Runtime: that runs in Triton's own `onnxruntime` backend, which only NVIDIA's image has. `container-gpu` runs it there
+on GPUs.
 """
 
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig, ModelInput, ModelOut
 
 from slipway.contract import INPUT, LOGITS, PROBABILITIES, Signature
 
-Target = Literal["embedded", "container"]
+Target = Literal["embedded", "container", "container-gpu"]
 
 CONFIGURATION = "config.pbtxt"
 PREPROCESS = "preprocess"
@@ -57,7 +58,7 @@ class Description:
     @property
     def backend(self) -> str:
         """Triton's, of the classifier."""
-        return "onnxruntime" if (self.target, self.runtime) == ("container", "onnxruntime") else "python"
+        return "onnxruntime" if self.target != "embedded" and self.runtime == "onnxruntime" else "python"
 
     @property
     def instances(self) -> int:
@@ -97,7 +98,7 @@ def classifier(description: Description) -> ModelConfig:
         version_policy=_only(description.version),
         input=[ModelInput(name=INPUT, data_type="TYPE_UINT8", dims=pixels)],
         output=_answer_outputs(description.signature),
-        instance_group=_instances(description),
+        instance_group=_on_gpus() if description.target == "container-gpu" else _instances(description),
         dynamic_batching=_dynamic_batching(),
         model_warmup=_warm_ups(description, INPUT, "TYPE_UINT8", pixels, WARMUP_PIXELS),
     )
@@ -175,6 +176,11 @@ def _only(version: int) -> model_config_pb2.ModelVersionPolicy:
 
 def _instances(description: Description) -> list[model_config_pb2.ModelInstanceGroup]:
     return [model_config_pb2.ModelInstanceGroup(kind="KIND_CPU", count=description.instances)]
+
+
+def _on_gpus() -> list[model_config_pb2.ModelInstanceGroup]:
+    """One instance on each GPU that the server finds; without one it does not start."""
+    return [model_config_pb2.ModelInstanceGroup(kind="KIND_GPU", count=1)]
 
 
 def _dynamic_batching() -> model_config_pb2.ModelDynamicBatching:

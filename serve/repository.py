@@ -96,8 +96,7 @@ def publish(
         logger.info("signed by the owner of %s", public_key)
     opened = bundle.open_bundle(bundle_directory)
     artefact = artefacts.read_default(opened.directory)
-    if artefact.runtime == "onnxruntime":
-        _check_onnx(opened.directory / artefact.file, target)
+    _check_runtime(opened, artefact, target)
     content = _Content(
         bundle=opened,
         artefact=artefact,
@@ -126,6 +125,17 @@ def publish(
         else:
             logger.info("%s is already published as %s", opened.release, release)
     return release
+
+
+def _check_runtime(opened: Bundle, artefact: Artefact, target: Target) -> None:
+    """Refuse what the target cannot run, or would answer otherwise than was proven."""
+    if target == "container-gpu" and artefact.name != artefacts.DEFAULT:
+        raise PublishError(
+            f"{opened.directory}: serves {artefact.name}, whose answers were proven on a CPU; publish it for the "
+            f"container, or export a bundle that serves {artefacts.DEFAULT}"
+        )
+    if artefact.runtime == "onnxruntime":
+        _check_onnx(opened.directory / artefact.file, target)
 
 
 def _check_onnx(model: Path, target: Target) -> None:

@@ -1,7 +1,8 @@
 """Being told to stop: by a scheduler that takes the machine back, or by a person.
 
 SIGTERM or SIGUSR1 to any rank makes all ranks save after the step they are in and exit with code 75, which means
-"run me again": the next start continues exactly there. A second signal ends the process at once.
+"run me again": the next start continues exactly there. A second SIGTERM ends the process at once; SIGUSR1 may come any
+number of times, since a scheduler may send it to the ranks and to their launcher, which passes it on (train.torchrun).
 """
 
 import os
@@ -28,14 +29,14 @@ class StopRequest:
         self.received: int | None = None
 
     def receive(self, number: int, _frame: FrameType | None) -> None:
-        if self.received is not None:
+        if number == self.received == signal.SIGTERM:
             os._exit(128 + number)
         self.received = number
 
 
 @contextmanager
 def stop_requests() -> Iterator[StopRequest]:
-    """Inside, a first signal is only noted down."""
+    """Inside, a wish to stop is only noted down."""
     request = StopRequest()
     before = {number: signal.signal(number, request.receive) for number in SIGNALS}
     try:

@@ -42,7 +42,7 @@ def serve(*arguments: str | Path, cwd: Path | None = None) -> subprocess.Complet
         (["smok"], "smok is not a command of serve; did you mean smoke?"),
         (
             ["quux"],
-            "quux is not a command of serve; there are publish, promote, rollback, list, up, smoke, predict",
+            "quux is not a command of serve; there are publish, promote, rollback, list, verify, up, smoke, predict",
         ),
         (["smoke", "--relase", "x"], "--relase is not an option; did you mean release?"),
         (["smoke", "--image", "x"], "--image is not an option; did you mean images?"),
@@ -68,7 +68,9 @@ def test_wrong_usage_is_said_in_one_line_and_exits_2(arguments: list[str], words
     assert "Traceback" not in done.stderr
 
 
-@pytest.mark.parametrize("command", ["publish", "promote", "rollback", "list", "up", "smoke", "predict"])
+@pytest.mark.parametrize(
+    "command", ["publish", "promote", "rollback", "list", "verify", "up", "smoke", "predict"]
+)
 def test_every_command_explains_itself(command: str) -> None:
     done = serve(command, "--help")
     assert done.returncode == 0
@@ -84,6 +86,18 @@ def test_publish_prints_the_release_and_nothing_else(bundle: Bundle, tmp_path: P
     release = tmp_path / "models with space" / "releases" / "tiny-1"
     assert (tmp_path / done.stdout.removesuffix("\n")).resolve() == release.resolve()
     assert serve(*arguments, cwd=tmp_path).stdout == done.stdout
+
+
+def test_verify_names_a_whole_release_and_refuses_a_changed_one(release: Release, tmp_path: Path) -> None:
+    copy = shutil.copytree(release.directory, tmp_path / "copy")
+    done = serve("verify", copy)
+    assert (done.returncode, done.stdout) == (0, f"{release.identity}\n")
+    labels = copy / "models" / "classifier" / "labels.txt"
+    labels.chmod(0o644)
+    labels.write_text(labels.read_text().upper() + "x")
+    done = serve("verify", copy)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "labels.txt: differs from the manifest (SHA-256)" in done.stderr
 
 
 def test_a_bundle_that_is_none_exits_1(tmp_path: Path) -> None:

@@ -54,6 +54,17 @@ def test_what_no_backend_of_the_container_is_proven_with_runs_in_python_in_both(
         assert model_config.classifier(description(target=target, runtime="openvino")).backend == "python"
 
 
+def test_on_gpus_runs_the_classifier_and_nothing_else() -> None:
+    container, gpu = (
+        all_three(description(target="container")),
+        all_three(description(target="container-gpu")),
+    )
+    (group,) = gpu[1].instance_group
+    assert (group.kind, group.count) == (group.KIND_GPU, 1)
+    gpu[1].instance_group[0].CopyFrom(container[1].instance_group[0])
+    assert gpu == container
+
+
 @pytest.mark.parametrize("cpus", [1, 2, 3, 4, 6, 7, 16, 64])
 def test_instances_times_threads_stay_within_the_cpus(cpus: int) -> None:
     """Case D10."""

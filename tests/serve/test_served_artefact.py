@@ -60,6 +60,11 @@ def test_server_answers_with_the_served_artefact_over_both_protocols(quick_relea
                 assert np.abs(answer.probabilities - golden.probabilities).max() <= 1e-5
 
 
+def test_gpus_run_the_plain_model_only(quick: Bundle, tmp_path: Path) -> None:
+    with pytest.raises(PublishError, match="serves openvino-int8, whose answers were proven on a CPU"):
+        repository.publish(quick.directory, tmp_path, "container-gpu", CPUS)
+
+
 def test_container_runs_openvino_in_python_too(quick: Bundle, tmp_path: Path) -> None:
     release = open_release(repository.publish(quick.directory, tmp_path, "container", CPUS))
     assert 'backend: "python"' in (release.models / "classifier" / "config.pbtxt").read_text()

@@ -22,11 +22,14 @@ def test_exit_code_means_run_me_again() -> None:
     assert Preempted.exit_code == 75
 
 
-def test_second_signal_ends_the_process_at_once() -> None:
+def test_second_sigterm_ends_the_process_at_once_and_sigusr1_never_does() -> None:
+    """SLURM may send SIGUSR1 to all processes of a job, of which the launcher passes it on."""
     program = """
 import os, signal
 from train.preemption import stop_requests
 with stop_requests():
+    os.kill(os.getpid(), signal.SIGUSR1)
+    os.kill(os.getpid(), signal.SIGUSR1)
     os.kill(os.getpid(), signal.SIGTERM)
     print("still here", flush=True)
     os.kill(os.getpid(), signal.SIGTERM)
