@@ -108,7 +108,8 @@ benchmark-pretrained: python ## What bf16 and int8 cost a pretrained network on 
 	@$(ENVIRONMENT) train --benchmark
 	@$(TRAIN_PYTHON) -m benchmarks.pretrained $(ARGS)
 
-benchmark-serving: server ## Measure the current release, served, against the same work without a server
+benchmark-serving: server ## The current release, served, against the same work without a server and behind others
+	@$(ENVIRONMENT) serve --peers
 	@$(SERVE_PYTHON) -m benchmarks.serving $(ARGS)
 
 trend: python ## Make a page of what benchmarks found so far, with ARGS="--json trend/results.jsonl"
