@@ -18,8 +18,8 @@ OPTIONS = --config "$(CONFIG)" $(ARGS)
 .DEFAULT_GOAL := help
 .PHONY: help setup data train evaluate export publish promote rollback releases serve smoke predict report pipeline \
 	test test-fast chaos-train chaos-serve equivalence fuzz-preprocessing \
-	benchmark-preprocessing benchmark-training benchmark-export benchmark-serving trend lint format lock programs \
-	extras clean distclean \
+	benchmark-preprocessing benchmark-training benchmark-export benchmark-pretrained benchmark-serving trend \
+	lint format lock programs extras clean distclean \
 	python train-environment serve-environment server dev-environments
 
 help: ## Show this help
@@ -104,7 +104,12 @@ benchmark-training: train-environment ## Our step and data path beside a bare lo
 benchmark-export: train-environment ## Latency of every format against ONNX Runtime, and what each costs in accuracy
 	@$(TRAIN_PYTHON) -m benchmarks.export $(ARGS)
 
-benchmark-serving: server ## Measure the current release, served, against the same work without a server
+benchmark-pretrained: python ## What bf16 and int8 cost a pretrained network on real photographs
+	@$(ENVIRONMENT) train --benchmark
+	@$(TRAIN_PYTHON) -m benchmarks.pretrained $(ARGS)
+
+benchmark-serving: server ## The current release, served, against the same work without a server and behind others
+	@$(ENVIRONMENT) serve --peers
 	@$(SERVE_PYTHON) -m benchmarks.serving $(ARGS)
 
 trend: python ## Make a page of what benchmarks found so far, with ARGS="--json trend/results.jsonl"

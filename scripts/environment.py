@@ -5,6 +5,7 @@
     environment.py train --benchmark    the same, with what benchmarks compare with on top
     environment.py train --extras    the same, with what a configuration may name and most do not
     environment.py serve --dev --deploy    the same, with what checks and tests deploy/ on top
+    environment.py serve --peers    the same, with the servers that ours is compared with
     environment.py server           the Triton server, a binary from a wheel, in a folder of its own
 
 An environment that is up to date costs a look at its stamp. One whose lock, Python or place has changed, or
@@ -46,10 +47,11 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("environments", nargs="+", choices=choices, metavar="|".join(choices))
     parser.add_argument("--dev", action="store_true", help="with the tools for tests and lint")
     parser.add_argument("--benchmark", action="store_true", help="with what benchmarks compare with")
+    parser.add_argument("--peers", action="store_true", help="with the servers that ours is compared with")
     parser.add_argument("--extras", action="store_true", help="with what few configurations name")
     parser.add_argument("--deploy", action="store_true", help="with what checks and tests deploy/")
     options = parser.parse_args(arguments)
-    tools = [layer for layer in ("dev", "benchmark", "extras", "deploy") if getattr(options, layer)]
+    tools = [layer for layer in ("dev", "benchmark", "extras", "deploy", "peers") if getattr(options, layer)]
     signal.signal(signal.SIGTERM, _exit_for_signal)
     try:
         require_python()

@@ -66,6 +66,7 @@ LOCKS = (
     Lock(name="dev", layer_on=("train", "serve")),
     Lock(name="benchmark", layer_on=("train",)),
     Lock(name="deploy", layer_on=("serve", "dev")),
+    Lock(name="peers", layer_on=("serve", "dev", "deploy")),
     Lock(name="extras", layer_on=("train", "dev")),
 )
 

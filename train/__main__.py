@@ -1,4 +1,4 @@
-"""python -m train data | fit | evaluate | export | report | bundle"""
+"""python -m train data | fit | evaluate | export | report | explain | bundle"""
 
 import argparse
 from pathlib import Path
@@ -18,6 +18,7 @@ COMMANDS = {
     "evaluate": "evaluate the run's best checkpoint on the test split",
     "export": "export the run's best checkpoint to a proven, sealed bundle",
     "report": "write the run's report.html",
+    "explain": "say why torch.compile breaks up or recompiles the model, or why it cannot be exported",
 }
 
 
@@ -73,8 +74,12 @@ def _add_actions(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--to", type=Path, help="split: copy the images to {train,val,test}/<class>/* there")
 
 
-def _run(stage: str, config: Config, chosen: argparse.Namespace) -> Path | None:
+def _run(stage: str, config: Config, chosen: argparse.Namespace) -> Path | str | None:
     # Imported stage by stage: torch takes seconds, and `--help`, `data` and wrong options should answer at once.
+    if stage == "explain":
+        from train.explain import explain
+
+        return "\n".join(explain(config))
     from train.debug import simplified
     from train.sources import read_dataset
 

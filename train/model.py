@@ -12,6 +12,9 @@ from torch.distributed.tensor import DTensor
 from slipway.errors import SlipwayError, UsageError
 from train.config import ModelConfig
 
+# Torchvision's networks with auxiliary heads. Those make a tuple of what they return in training, so they are left out.
+WITH_AUXILIARY_HEADS = ("googlenet", "inception_v3")
+
 
 class ImageClassifier(nn.Module):
     """uint8 [batch, 3, size, size], RGB, 0..255 -> logits float32 [batch, classes].
@@ -62,8 +65,8 @@ def build_model(
 
 def _peculiarities(name: str, size: int) -> dict[str, int | bool | tuple[int, int]]:
     """What some of torchvision's families have to be told. Raises UsageError for a size that one cannot take."""
-    if name in ("googlenet", "inception_v3"):
-        # Their auxiliary heads make a tuple of what they return in training. Nor draw from SciPy's generator, slowly.
+    if name in WITH_AUXILIARY_HEADS:
+        # Nor draw from SciPy's generator, slowly.
         return {"aux_logits": False, "init_weights": False}
     if name.startswith("vit_"):
         patch = int(name.rsplit("_", 1)[1])

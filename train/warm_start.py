@@ -15,6 +15,7 @@ from slipway.errors import SlipwayError, UsageError
 from train import checkpoint
 from train.checkpoint import Choice, Tensors
 from train.config import ModelConfig
+from train.model import WITH_AUXILIARY_HEADS
 
 logger = logging.getLogger(__name__)
 
@@ -57,6 +58,12 @@ def _torchvision_weights(model: str, name: str) -> Tensors:
     known = torchvision.models.get_model_weights(model)
     if name not in known.__members__:
         raise UsageError(f"model.pretrained is {name!r}; for {model} there is {', '.join(known.__members__)}")
+    if model in WITH_AUXILIARY_HEADS:
+        raise WarmStartError(
+            f"model.pretrained {name}: torchvision's weights of {model} have auxiliary heads and expect pixels that it "
+            "normalises otherwise, and Slipway trains it without either; leave model.pretrained out, or choose another "
+            "model.name, such as resnet50"
+        )
     weights = known[name]
     try:
         state = weights.get_state_dict(progress=False, check_hash=True, weights_only=True)

@@ -26,7 +26,7 @@ def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A checkout with a lock for everything, all of them empty."""
     root = tmp_path / "a checkout"
     (root / "requirements").mkdir(parents=True)
-    for layer in ("train", "serve", "server", "dev", "benchmark", "deploy", "extras"):
+    for layer in ("train", "serve", "server", "dev", "benchmark", "deploy", "peers", "extras"):
         (root / f"requirements/{layer}.lock").write_text(f"# {layer}\n", encoding="utf-8")
     monkeypatch.setattr(environment, "ROOT", root)
     return root

@@ -51,7 +51,9 @@ def test_dev_layer_changes_no_version_of_what_is_below(below: str) -> None:
     assert {name: tools[name] for name in shared} == {name: environment[name] for name in shared}
 
 
-@pytest.mark.parametrize("name", ["train", "serve", "server", "dev", "benchmark", "deploy", "extras"])
+@pytest.mark.parametrize(
+    "name", ["train", "serve", "server", "dev", "benchmark", "deploy", "peers", "extras"]
+)
 def test_stale_lock_is_detected(checkout: Path, name: str) -> None:
     with (checkout / f"requirements/{name}.in").open("a") as file:
         file.write("six==1.17.0\n")
@@ -67,7 +69,7 @@ def test_layer_is_stale_when_a_lock_below_it_was_made_again(checkout: Path) -> N
     below.write_text("\n".join([*lock.header(checkout, serve, body), body]), encoding="utf-8")
     assert lock.check(checkout) == [
         f"requirements/{layer}.lock: requirements/serve.lock has changed since it was made; run `make lock`"
-        for layer in ("dev", "deploy")
+        for layer in ("dev", "deploy", "peers")
     ]
 
 
@@ -76,6 +78,7 @@ def test_lock_edited_by_hand_is_detected(checkout: Path) -> None:
     assert lock.check(checkout) == [
         "requirements/dev.lock: was edited by hand, or made for another Python or platform; run `make lock`",
         "requirements/deploy.lock: requirements/dev.lock has changed since it was made; run `make lock`",
+        "requirements/peers.lock: requirements/dev.lock has changed since it was made; run `make lock`",
         "requirements/extras.lock: requirements/dev.lock has changed since it was made; run `make lock`",
     ]
 

@@ -74,6 +74,13 @@ def test_unknown_torchvision_weights_name_the_known() -> None:
         start(classifier(3), ModelConfig(name=NAME, pretrained="IMAGENET21K"))
 
 
+@pytest.mark.parametrize("name", ["googlenet", "inception_v3"])
+def test_weights_with_auxiliary_heads_are_refused_for_what_they_are(name: str) -> None:
+    model = build_model(ModelConfig(name=name), 3, 96, (0.5,) * 3, (0.5,) * 3)
+    with pytest.raises(WarmStartError, match=f"torchvision's weights of {name} have auxiliary heads"):
+        start(model, ModelConfig(name=name, pretrained="DEFAULT"))
+
+
 def test_a_run_starts_from_a_checkpoint(make_folder: MakeFolder, make_config: MakeConfig) -> None:
     root = make_folder()
     first = fit(make_config(root, training__epochs="1"), read_folder(make_config(root).data))
