@@ -3,7 +3,8 @@
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import docker
@@ -36,10 +37,22 @@ def deploy_smoke(*options: str, **variables: str) -> "subprocess.CompletedProces
     )
 
 
-def left_by_smoke(client: docker.DockerClient) -> set[str]:
-    made = {one.name for one in [*client.containers.list(all=True), *client.networks.list()]}
-    tags = {tag for image in client.images.list("slipway-serve") for tag in image.tags}
-    return {name for name in made if name.startswith("slipway-smoke-")} | tags
+@contextmanager
+def untagged(client: docker.DockerClient, tag: str) -> Iterator[None]:
+    """An image without its name, as before it was built, but kept."""
+    image, kept = client.images.get(tag), "slipway-test:kept"
+    image.tag(kept)
+    client.images.remove(tag, noprune=True)
+    try:
+        yield
+    finally:
+        image.tag(tag)
+        client.images.remove(kept)
+
+
+def left_by_smoke(client: docker.DockerClient) -> list[str]:
+    made = [one.name for one in [*client.containers.list(all=True), *client.networks.list()]]
+    return [name for name in made if name.startswith("slipway-smoke-")]
 
 
 def served_instead(release: Release, edit: Callable[[Path], None]) -> None:
@@ -50,10 +63,10 @@ def served_instead(release: Release, edit: Callable[[Path], None]) -> None:
 def test_smoke_test_passes_on_the_stand_in_and_leaves_nothing_behind(
     docker_host: str, docker_client: docker.DockerClient, serve_image: Image, bundle: Path
 ) -> None:
-    image, kept = docker_client.images.get(serve_image[0]), "slipway-test:kept"
-    image.tag(kept)
-    docker_client.images.remove(serve_image[0], noprune=True)
-    done = deploy_smoke("--bundle", str(bundle), "--base", "stand-in", DOCKER_HOST=docker_host)
+    before = left_by_smoke(docker_client)
+    with untagged(docker_client, serve_image[0]):
+        done = deploy_smoke("--bundle", str(bundle), "--base", "stand-in", DOCKER_HOST=docker_host)
+        assert not docker_client.images.list(serve_image[0])
     assert done.returncode == 0, done.stderr
     rows = [line for line in done.stderr.splitlines() if line.startswith("stand-in  ")]
     assert "STAND-IN for nvcr.io" in rows[0]
@@ -72,9 +85,7 @@ def test_smoke_test_passes_on_the_stand_in_and_leaves_nothing_behind(
         "log",
         "passed",
     ]
-    assert not left_by_smoke(docker_client)
-    image.tag(serve_image[0])
-    docker_client.images.remove(kept)
+    assert left_by_smoke(docker_client) == before
 
 
 def test_broken_label_file_turns_it_red(

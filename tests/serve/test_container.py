@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import psutil
@@ -38,6 +38,7 @@ def serve(*arguments: str, path: Path | str = PROGRAM / "bin") -> "subprocess.Po
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
+        start_new_session=True,
     )
 
 
@@ -54,7 +55,9 @@ def contained(release: Release, ports: Ports) -> Iterator["subprocess.Popen[str]
     try:
         yield process
     finally:
-        process.kill()
+        # The processes of its models, too, as the kernel does when the first process of a container ends.
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
         process.communicate()
 
 
