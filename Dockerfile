@@ -1,20 +1,62 @@
-# Two images: `docker build --target train .` and `docker build --target serve .`
-# The bases are pinned by tag; the tags are those of src/slipway/compatibility.toml.
+# `docker build --target serve .` and `docker build --target train .`; `make image TARGET=serve` adds the labels.
+# The bases are pinned by tag; the tags are those of src/slipway/compatibility.toml. A release build pins them by
+# content too, with a digest such as sha256:….
+# Docker's classic builder makes every stage above the one that is asked for: hence serve, the smaller, comes first.
 ARG PYTHON_IMAGE=python:3.11.13-slim-bookworm
+ARG PYTHON_DIGEST=
 ARG TRITON_IMAGE=nvcr.io/nvidia/tritonserver:26.08-py3
+ARG TRITON_DIGEST=
 
 
-# Packages first and from the lock alone: a change of the source does not install them again.
-FROM ${PYTHON_IMAGE} AS train-packages
+FROM ${TRITON_IMAGE}${TRITON_DIGEST:+@}${TRITON_DIGEST} AS serve
+COPY requirements/serve.lock /tmp/serve.lock
+# Packages first and from the lock alone: a change of the source does not install them again. Into a folder of their
+# own, because the Python of the base belongs to its distribution; searched first, because the base may have others. Not
+# by PYTHONPATH: Triton's Python backend runs an interpreter that does not look at it.
+RUN python3 -m pip install --no-cache-dir --no-deps --require-hashes --target /opt/packages -r /tmp/serve.lock \
+    && echo 'import sys; sys.path.insert(0, "/opt/packages")' \
+        > "$(python3 -c 'import site; print(site.getsitepackages()[0])')/slipway.pth"
+# Caches go to /tmp, so that the image runs read-only and as any user. Some packages ask for the user's name, which an
+# arbitrary number does not have: USER answers for it.
+ENV PYTHONPATH=/app:/app/src \
+    PYTHONDONTWRITEBYTECODE=1 \
+    PYTHONUNBUFFERED=1 \
+    USER=slipway \
+    HOME=/tmp \
+    XDG_CACHE_HOME=/tmp/cache
+WORKDIR /app
+COPY src/slipway src/slipway
+COPY serve serve
+# Readable to any user, whatever the umask of the checkout was; and the places for mounts.
+RUN chmod -R go+rX . && mkdir -m 1777 bundles model_repository
+# HTTP, gRPC, metrics.
+EXPOSE 8000 8001 8002
+USER 1000:1000
+# A golden image through the whole ensemble, over HTTP and gRPC: Triton's own health stays good when a model's process
+# has died. Docker by itself only shows the result; Compose, Kubernetes and Swarm act on it.
+HEALTHCHECK --interval=15s --timeout=10s --start-period=120s --retries=2 \
+    CMD ["python3", "-m", "serve", "health"]
+# The entry point stays that of the base: it prints NVIDIA's notices and starts the command, which becomes Triton. It
+# serves what `python -m serve publish --target container` made; mount the model repository there, read-only.
+CMD ["python3", "-m", "serve", "container"]
+ARG TRITON_IMAGE
+ARG VERSION=unknown
+ARG COMMIT=unknown
+LABEL org.opencontainers.image.title="slipway serve" \
+    org.opencontainers.image.version="${VERSION}" \
+    org.opencontainers.image.revision="${COMMIT}" \
+    org.opencontainers.image.base.name="${TRITON_IMAGE}"
+
+
+FROM ${PYTHON_IMAGE}${PYTHON_DIGEST:+@}${PYTHON_DIGEST} AS train-packages
 COPY requirements/train.lock /tmp/train.lock
 RUN python -m venv /opt/venv \
     && /opt/venv/bin/python -m pip install --no-cache-dir --no-deps --require-hashes -r /tmp/train.lock
 
 
-FROM ${PYTHON_IMAGE} AS train
+FROM ${PYTHON_IMAGE}${PYTHON_DIGEST:+@}${PYTHON_DIGEST} AS train
 COPY --from=train-packages /opt/venv /opt/venv
-# Caches go to /tmp, so that the image runs read-only and as any user. PyTorch and others ask for the user's
-# name, which an arbitrary number does not have: USER answers for it.
+# As above: read-only, and as any user.
 ENV PATH=/opt/venv/bin:$PATH \
     PYTHONPATH=/app:/app/src \
     PYTHONDONTWRITEBYTECODE=1 \
@@ -27,37 +69,20 @@ ENV PATH=/opt/venv/bin:$PATH \
     TRITON_CACHE_DIR=/tmp/triton \
     MPLCONFIGDIR=/tmp/matplotlib
 WORKDIR /app
-# Where the stages write; open to any user, as /tmp is, and the places for mounts.
-RUN useradd --uid 1000 slipway \
-    && mkdir -m 1777 data runs bundles
 # A run records which lock it was trained with.
 COPY requirements/train.lock requirements/train.lock
 COPY configs configs
 COPY src/slipway src/slipway
 COPY train train
+# And where the stages write; open to any user, as /tmp is, and the places for mounts.
+RUN chmod -R go+rX . && mkdir -m 1777 data runs bundles
 USER 1000:1000
 ENTRYPOINT ["python", "-m", "train"]
 CMD ["--help"]
-
-
-FROM ${TRITON_IMAGE} AS serve
-COPY requirements/serve.lock /tmp/serve.lock
-# Into a folder of their own: the Python of the base belongs to its distribution.
-RUN python3 -m pip install --no-cache-dir --no-deps --require-hashes --target /opt/packages -r /tmp/serve.lock
-ENV PYTHONPATH=/app:/app/src:/opt/packages \
-    PYTHONDONTWRITEBYTECODE=1 \
-    PYTHONUNBUFFERED=1 \
-    USER=slipway \
-    HOME=/tmp \
-    XDG_CACHE_HOME=/tmp/cache
-WORKDIR /app
-RUN mkdir -m 1777 bundles model_repository
-COPY src/slipway src/slipway
-COPY serve serve
-# HTTP, gRPC, metrics.
-EXPOSE 8000 8001 8002
-USER 1000:1000
-# The entry point stays that of the base: it prints NVIDIA's notices and starts the command. It serves what
-# `python -m serve publish --target container` made; mount the model repository there, read-only.
-CMD ["tritonserver", "--model-repository=/app/model_repository/current/models", \
-    "--model-control-mode=none", "--disable-auto-complete-config", "--exit-timeout-secs=10"]
+ARG PYTHON_IMAGE
+ARG VERSION=unknown
+ARG COMMIT=unknown
+LABEL org.opencontainers.image.title="slipway train" \
+    org.opencontainers.image.version="${VERSION}" \
+    org.opencontainers.image.revision="${COMMIT}" \
+    org.opencontainers.image.base.name="${PYTHON_IMAGE}"

@@ -5,6 +5,8 @@ PYTHON ?= python3.11
 CONFIG ?= configs/digits.yaml
 ARGS ?=
 IMAGE ?=
+TARGET ?= serve
+BUNDLE ?=
 N ?= 100000
 RELEASE ?=
 
@@ -13,14 +15,15 @@ TRAIN_PYTHON = .venv/train/bin/python
 SERVE_PYTHON = .venv/serve/bin/python
 TRAIN = $(TRAIN_PYTHON) -m train
 SERVE = $(SERVE_PYTHON) -m serve
+DEPLOY = $(SERVE_PYTHON) -m deploy
 OPTIONS = --config "$(CONFIG)" $(ARGS)
 
 .DEFAULT_GOAL := help
 .PHONY: help setup data train evaluate export publish promote rollback releases serve smoke predict report pipeline \
 	test test-fast chaos-train chaos-serve equivalence fuzz-preprocessing \
 	benchmark-preprocessing benchmark-training benchmark-export benchmark-pretrained benchmark-serving trend \
-	lint format lock programs extras clean distclean \
-	python train-environment serve-environment server dev-environments
+	image smoke-deploy sbom lint format lock programs extras clean distclean \
+	python train-environment serve-environment server deploy-environment dev-environments
 
 help: ## Show this help
 	@echo 'make TARGET [CONFIG=configs/….yaml] [ARGS="--optimizer.lr 0.1 …"] [PYTHON=python3.11]'
@@ -115,6 +118,20 @@ benchmark-serving: server ## The current release, served, against the same work 
 trend: python ## Make a page of what benchmarks found so far, with ARGS="--json trend/results.jsonl"
 	@"$(PYTHON)" scripts/trend.py trend/results.jsonl trend/index.html
 
+image: deploy-environment ## Build an image, in the container engine that runs here: make image TARGET=serve, or train
+	@$(DEPLOY) image --target "$(TARGET)" $(ARGS)
+
+smoke-deploy: deploy-environment ## Try the serving image in a container, with BUNDLE=path or what `make export` makes
+	@bundle="$(BUNDLE)"; test -n "$$bundle" || bundle="$$($(MAKE) --no-print-directory export ARGS=)" \
+	&& $(DEPLOY) smoke --bundle "$$bundle" $(ARGS)
+
+# A list, not a graph, which is what the tool would warn of.
+sbom: deploy-environment ## List what the locks install, as CycloneDX, in build/sbom
+	@mkdir -p build/sbom && for lock in serve server train; do \
+		$(SERVE_PYTHON) -W ignore -m cyclonedx_py requirements --pyproject pyproject.toml --output-reproducible \
+			--output-file "build/sbom/$$lock.cdx.json" "requirements/$$lock.lock" || exit 1; \
+	done && ls build/sbom/*
+
 lint: dev-environments ## Check every file with its linter: locks, style, types, scripts, YAML, workflows, manifests
 	@$(SERVE_PYTHON) scripts/lint.py $(ARGS)
 
@@ -152,6 +169,9 @@ serve-environment: python
 
 server: python
 	@$(ENVIRONMENT) serve server
+
+deploy-environment: server
+	@$(ENVIRONMENT) serve --dev --deploy
 
 dev-environments: python
 	@$(ENVIRONMENT) train serve server --dev

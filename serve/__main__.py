@@ -5,6 +5,7 @@
     python -m serve promote digits-1 | rollback | list | verify model_repository/current
     python -m serve predict cat.jpg
     python -m serve smoke --release ... --images ... --predictions ... --output ...
+    python -m serve container | health
 
 `python -m serve COMMAND --help` explains each.
 """
@@ -166,6 +167,30 @@ def _up(options: argparse.Namespace) -> None:
     up.run(options.release, options.probe_seconds)
 
 
+def _container_options(parser: argparse.ArgumentParser) -> None:
+    _add_path(parser, "--release", "release to serve, or a link to it", CURRENT)
+    parser.add_argument("arguments", nargs="*", help="for tritonserver, after `--`")
+
+
+def _container(options: argparse.Namespace) -> None:
+    from serve import container
+
+    container.become_triton(options.release, options.arguments)
+
+
+def _health_options(parser: argparse.ArgumentParser) -> None:
+    _add_path(parser, "--release", "release that is to answer, or a link to it", CURRENT)
+    for protocol, url in DEFAULT_URLS.items():
+        parser.add_argument(f"--{protocol}", default=url, help=f"host:port of {protocol} (default: {url})")
+
+
+def _health(options: argparse.Namespace) -> None:
+    from serve import health
+    from serve.release import open_release
+
+    health.probe(open_release(options.release), {name: getattr(options, name) for name in DEFAULT_URLS})
+
+
 def _smoke_options(parser: argparse.ArgumentParser) -> None:
     _add_path(parser, "--release", "release to serve", CURRENT)
     _add_path(parser, "--images", "folder that the paths in the predictions start from (required)")
@@ -256,6 +281,16 @@ COMMANDS = {
         add_options=_smoke_options,
         run=_smoke,
         required=("images", "predictions", "output"),
+    ),
+    "container": Command(
+        help="Verify a release and become its Triton server: what a container runs, see docs/containers.md.",
+        add_options=_container_options,
+        run=_container,
+    ),
+    "health": Command(
+        help="Ask a running server for a golden image over HTTP and gRPC; fail if it does not answer as it should.",
+        add_options=_health_options,
+        run=_health,
     ),
     "predict": Command(
         help="Ask a running server about image files, folders and patterns.",

@@ -27,7 +27,6 @@ from pathlib import Path
 import psutil
 
 from serve import health, linter, model_config, shared_memory, tether
-from serve.client import CLIENTS
 from serve.protocol import DeadlineExceeded, Unreachable
 from serve.release import Release
 from slipway import compatibility
@@ -130,12 +129,8 @@ def _start(release: Release, ports: Ports, python: Path, triton: Path) -> "Serve
     # Each instance keeps the most that it has ever needed.
     shared_memory.warn_if_less_than(model_config.instances(release.models) * release.largest_batch_bytes)
     with contextlib.ExitStack() as undo:
-        folder = _private_folder()
+        folder = folder_of_links(release)
         undo.callback(shutil.rmtree, folder)
-        # Triton hangs for ever, without a word, if a path that it hands to its models contains a space. And its
-        # Python writes byte code beside the models whatever PYTHONDONTWRITEBYTECODE says, which would break the
-        # seal of the release: so the folders are ours, and only the files in them are links.
-        shutil.copytree(release.models, folder / MODELS, copy_function=os.symlink)
         (folder / PROGRAM).symlink_to(program, target_is_directory=True)
         server = Server(release, folder, python, ports)
         undo.pop_all()
@@ -230,12 +225,7 @@ class Server:
 
         deadline_seconds: for each of the two answers.
         """
-        for protocol, url in self.urls.items():
-            client_type = CLIENTS[protocol]
-            with client_type(
-                url, connect_seconds=deadline_seconds, deadline_seconds=deadline_seconds
-            ) as client:
-                health.check(client, self.release)
+        health.probe(self.release, self.urls, deadline_seconds)
 
     def raise_if_ended(self) -> None:
         """Raises PortTaken or ServerError, with the reason from the log, if the server is not running any more."""
@@ -392,10 +382,21 @@ _PORT_IN_USE = re.compile(r"(?P<port>\d+)'? already in use")
 _LOAD_FAILURE = re.compile(r"failed to load '(?P<model>\w+)' version \d+: (?P<reason>.*)")
 
 
-def _private_folder() -> Path:
-    """A new directory for one server alone, at a path without spaces whatever TMPDIR says."""
+def folder_of_links(release: Release) -> Path:
+    """A new directory for one server alone, with links to the files of its models.
+
+    Triton hangs for ever, without a word, if a path that it hands to its models contains a space: there is none in this
+    one, whatever TMPDIR says. And its Python writes byte code beside the models whatever PYTHONDONTWRITEBYTECODE says,
+    which would break the seal of the release: so the folders are ours, and only the files in them are links.
+    """
     usual = tempfile.gettempdir()
-    return Path(tempfile.mkdtemp(prefix="slipway-", dir="/tmp" if re.search(r"\s", usual) else usual))
+    folder = Path(tempfile.mkdtemp(prefix="slipway-", dir="/tmp" if re.search(r"\s", usual) else usual))
+    try:
+        shutil.copytree(release.models, folder / MODELS, copy_function=os.symlink)
+    except BaseException:
+        shutil.rmtree(folder)
+        raise
+    return folder
 
 
 def _environment(python: Path) -> dict[str, str]:

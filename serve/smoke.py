@@ -10,7 +10,7 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -153,7 +153,7 @@ def _test(running: Server, release: Release, expected: list[Expected], result: d
     outcomes: list[Outcome] = []
     result["protocols"] = {}
     for protocol, url in running.urls.items():
-        summary, own = _compare_all(protocol, url, expected, release)
+        summary, own = compare_all(protocol, url, expected, release)
         result["protocols"][protocol] = asdict(summary)
         outcomes += own
         logger.info(
@@ -161,7 +161,7 @@ def _test(running: Server, release: Release, expected: list[Expected], result: d
         )
     disagreeing = [outcome for outcome in outcomes if outcome.problem]
     result["disagreements"] = [asdict(outcome) for outcome in disagreeing[:DISAGREEMENTS_SHOWN]]
-    result["bad_inputs"] = _send_bad_inputs(running, expected)
+    result["bad_inputs"] = send_bad_inputs(running.urls, expected)
     _check_alive(running, release)
     return [
         f"{outcome.file}: over {outcome.protocol}, in a batch of {outcome.batch}, {outcome.problem}"
@@ -174,8 +174,8 @@ def _test(running: Server, release: Release, expected: list[Expected], result: d
     ]
 
 
-def _compare_all(
-    protocol: str, url: str, expected: list[Expected], release: Release
+def compare_all(
+    protocol: str, url: str, expected: Sequence[Expected], release: Release
 ) -> tuple[ProtocolResult, list[Outcome]]:
     """Each image alone, which is what is timed, and then all in full batches."""
     max_batch = release.signature.max_batch
@@ -251,7 +251,7 @@ def _outcome(
     )
 
 
-def _send_bad_inputs(running: Server, expected: list[Expected]) -> list[dict[str, Any]]:
+def send_bad_inputs(urls: Mapping[str, str], expected: Sequence[Expected]) -> list[dict[str, Any]]:
     """Each bad input together with good ones, which are to be answered as if nothing had happened."""
     image = expected[0].path.read_bytes()
     bad_inputs = {
@@ -261,15 +261,13 @@ def _send_bad_inputs(running: Server, expected: list[Expected]) -> list[dict[str
     }
     results = []
     for name, data in bad_inputs.items():
-        answers = {
-            protocol: _answer_to_bad(protocol, url, data, expected) for protocol, url in running.urls.items()
-        }
+        answers = {protocol: _answer_to_bad(protocol, url, data, expected) for protocol, url in urls.items()}
         passed = all(answers[protocol].startswith(CLIENT_ERROR[protocol]) for protocol in answers)
         results.append({"name": name, **answers, "passed": passed})
     return results
 
 
-def _answer_to_bad(protocol: str, url: str, data: bytes, expected: list[Expected]) -> str:
+def _answer_to_bad(protocol: str, url: str, data: bytes, expected: Sequence[Expected]) -> str:
     """The status and code that the bad input got, or what went wrong with it or with those sent beside it."""
     together = threading.Barrier(WORKERS, timeout=DEADLINE_SECONDS)
     mates = [expected[index % len(expected)] for index in range(WORKERS - 1)]

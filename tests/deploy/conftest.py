@@ -1,14 +1,20 @@
-"""A container engine for all tests of a session."""
+"""A container engine for all tests of a session, the serving image in it, and a release to serve."""
 
 import os
 from collections.abc import Iterator
 from contextlib import ExitStack
+from pathlib import Path
 
 import docker
 import pytest
 
-from deploy import engine
+from deploy import engine, images
 from deploy.engine import NoEngine
+from deploy.images import Base
+from serve import releases, repository
+from serve.release import Release, open_release
+from tests.programs import require
+from tests.serve.tools import CPUS, make_bundle
 
 
 @pytest.fixture(scope="session")
@@ -28,3 +34,24 @@ def docker_host() -> Iterator[str]:
 def docker_client(docker_host: str) -> Iterator[docker.DockerClient]:
     with engine.client(docker_host) as client:
         yield client
+
+
+@pytest.fixture(scope="session")
+def serve_image(docker_host: str, docker_client: docker.DockerClient) -> tuple[str, Base]:
+    """The serving image, and the stand-in that it stands on, on every machine: so that all test the same."""
+    require("debootstrap", "docker")
+    return images.build_serve(docker_client, docker_host, images.STAND_IN)
+
+
+@pytest.fixture(scope="session")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Twelve classes '0' to '11'; each is a colour."""
+    return make_bundle(tmp_path_factory.mktemp("bundles") / "tiny" / "2")
+
+
+@pytest.fixture
+def release(bundle: Path, tmp_path: Path) -> Release:
+    """For the Triton of the stand-in; it is current in a repository of its own."""
+    release = open_release(repository.publish(bundle, tmp_path / "repository", "embedded", CPUS))
+    releases.move_current(release.directory)
+    return release

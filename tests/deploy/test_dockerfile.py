@@ -1,6 +1,8 @@
 """The images are pinned, run as nobody special, and get nothing but what they need."""
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -18,7 +20,9 @@ def stage(name: str) -> str:
 
 def test_bases_are_pinned_by_tag_through_arguments() -> None:
     bases = re.findall(r"^FROM (\S+)", DOCKERFILE, re.MULTILINE)
-    assert set(bases) == {"${PYTHON_IMAGE}", "${TRITON_IMAGE}"}
+    assert set(bases) == {
+        f"${{{name}_IMAGE}}${{{name}_DIGEST:+@}}${{{name}_DIGEST}}" for name in ("PYTHON", "TRITON")
+    }
     assert not re.search(r":latest|^# *syntax", DOCKERFILE, re.MULTILINE)
 
 
@@ -47,6 +51,24 @@ def test_caches_are_where_any_user_may_write(target: str) -> None:
     assert re.search(r"\bHOME=/tmp\b", stage(target))
     if target == "train":
         assert "TORCHINDUCTOR_CACHE_DIR=/tmp/" in stage(target)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_labels_change_no_layer_above_them(target: str) -> None:
+    """The commit is another one with every build."""
+    lines = stage(target).splitlines()
+    commit = lines.index("ARG COMMIT=unknown")
+    assert not [line for line in lines[commit + 1 :] if re.match("RUN|COPY", line)]
+
+
+def test_health_is_a_golden_inference() -> None:
+    assert 'CMD ["python3", "-m", "serve", "health"]' in stage("serve")
+
+
+def test_hadolint_finds_nothing() -> None:
+    hadolint = Path(sys.executable).with_name("hadolint")
+    done = subprocess.run([hadolint, ROOT / "Dockerfile"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
 
 
 def test_image_of_one_side_holds_no_code_of_the_other() -> None:

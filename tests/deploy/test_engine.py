@@ -43,13 +43,9 @@ def run_sleep(client: docker.DockerClient) -> None:
 
 
 def sleeping(name: str) -> psutil.Process:
-    """The `sleep` of the engine with this folder."""
-    (process,) = (
-        one
-        for one in psutil.process_iter(["cmdline"])
-        if (one.info["cmdline"] or [""])[0] == SLEEP and name in Path(f"/proc/{one.pid}/cgroup").read_text()
-    )
-    return process
+    """The `sleep` of the engine with this folder, in the group that is named after it."""
+    (group,) = CGROUPS.glob(f"pids/{name}/*/cgroup.procs")
+    return psutil.Process(int(group.read_text()))
 
 
 def traces(name: str) -> list[str]:
@@ -107,6 +103,7 @@ def test_engine_of_a_killed_process_is_killed_and_the_next_one_removes_its_folde
         assert not bridge.exists()
 
 
+@pytest.mark.integration
 def test_engine_that_runs_is_used(docker_host: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DOCKER_HOST", docker_host)
     with engine.running() as host:

@@ -1,0 +1,44 @@
+"""Deploying: build images, and try them as they will run.
+
+    python -m deploy image --target serve
+    python -m deploy smoke --bundle bundles/digits/1
+
+`python -m deploy COMMAND --help` explains each.
+"""
+
+import signal
+from collections.abc import Callable
+
+from slipway import command
+from slipway.errors import UsageError
+
+
+def main(arguments: list[str]) -> object:
+    if not arguments or arguments[0] in ("-h", "--help"):
+        print(__doc__)
+        return None
+    name, *rest = arguments
+    if name not in COMMANDS:
+        raise UsageError(f"command line: {name} is not a command of deploy; there are {', '.join(COMMANDS)}")
+    # As Ctrl-C does: unwind, so that no engine and no container is left behind.
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.default_int_handler)
+    return COMMANDS[name](rest)
+
+
+def _image(arguments: list[str]) -> object:
+    from deploy import images
+
+    return images.main(arguments)
+
+
+def _smoke(arguments: list[str]) -> None:
+    from deploy import smoke
+
+    smoke.main(arguments)
+
+
+COMMANDS: dict[str, Callable[[list[str]], object]] = {"image": _image, "smoke": _smoke}
+
+if __name__ == "__main__":
+    command.run(main)
