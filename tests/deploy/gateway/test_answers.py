@@ -1,11 +1,16 @@
 """What the gateway says when something is wrong with a request or its answer, and what it leaves as it is."""
 
 import json
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 
+from deploy.gateway.settings import Upstream
 from serve.protocol import RefusedInput
+from serve.server import LOOPBACK
 from tests import images
+from tests.deploy.gateway.conftest import Start
 from tests.deploy.gateway.tools import INFER, Door, question
 
 pytestmark = pytest.mark.integration
@@ -39,3 +44,32 @@ def test_malformed_requests_are_the_client_s_fault(door: Door, body: bytes) -> N
     assert reply.status == 400
     assert reply.json["error"]
     assert door.ask(INFER, *question(images.flat(1))).status == 200
+
+
+def test_a_failure_of_the_server_stays_one_and_its_words_stay_inside(start: Start) -> None:
+    """A request that is as it should be, and a traceback for an answer."""
+
+    class Failing(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["Content-Length"]))
+            words = b'{"error":"File /opt/secret.py, line 1"}'
+            self.send_response(500)
+            self.send_header("Content-Length", str(len(words)))
+            self.end_headers()
+            self.wfile.write(words)
+
+        def log_message(self, *arguments: object) -> None:
+            pass
+
+    with HTTPServer((LOOPBACK, 0), Failing) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        address = f"{LOOPBACK}:{server.server_port}"
+        try:
+            with start(stable=Upstream(http=address, grpc=address)) as door:
+                reply = door.ask(INFER, *question(images.flat(1)))
+        finally:
+            server.shutdown()
+            thread.join()
+    assert (reply.status, reply.json["code"]) == (500, "SERVER_FAILURE")
+    assert b"secret" not in reply.body
