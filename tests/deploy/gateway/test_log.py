@@ -44,18 +44,6 @@ def test_the_release_is_read_out_of_every_form_of_answer(door: Door) -> None:
     assert door.logged(reply)[0]["release"] == ""
 
 
-def test_over_grpc_it_is_known_as_well(door: Door) -> None:
-    with door.client("grpc") as client:
-        (answer,) = client.classify([images.flat(2)])
-
-    def lines() -> list[dict[str, object]]:
-        return [line for line in door.log() if line["path"].endswith("/ModelInfer")]
-
-    wait_until(lambda: lines() != [])
-    line = lines()[-1]
-    assert (line["release"], line["model"], line["grpc_status"]) == (answer.release, "classify", "0")
-
-
 @pytest.mark.parametrize("module", [tritonclient.http, tritonclient.grpc])
 def test_it_is_read_behind_a_large_tensor_too(door: Door, module: ModuleType) -> None:
     """Pixels of eight images, which come in many parts; and they come through unchanged."""
@@ -71,6 +59,7 @@ def test_it_is_read_behind_a_large_tensor_too(door: Door, module: ModuleType) ->
     (line,) = [line for line in door.log() if line["id"] == name]
     assert line["release"].encode() == result.as_numpy("release")[0][0]
     assert line["model"] == "preprocess"
+    assert line["grpc_status"] == {tritonclient.http: "", tritonclient.grpc: "0"}[module]
 
 
 def test_a_line_says_who_asked_for_what_and_how_long_it_took(door: Door) -> None:

@@ -15,7 +15,7 @@ from tests import images
 from tests.deploy.gateway.conftest import Start
 from tests.deploy.gateway.tools import Door
 from tests.programs import require
-from tests.serve.tools import Oracle
+from tests.serve.tools import Oracle, wait_until
 
 pytestmark = pytest.mark.integration
 
@@ -170,7 +170,7 @@ def test_a_refusal_is_shown_in_the_server_s_words_and_the_next_image_is_answered
     assert page.text("problem-code") == "NOT_AN_IMAGE"
     assert page.text("problem-sentence").startswith("Not a decodable image (JPEG PNG")
     named = page.text("problem-id").removeprefix("Request ")
-    assert [line["status"] for line in door.log() if line["id"] == named] == [400]
+    wait_until(lambda: [line["status"] for line in door.log() if line["id"] == named] == [400])
     assert page.page.is_hidden("#answer")
     page.show(images.flat(7))
     page.reaches("answered")
