@@ -19,8 +19,8 @@ DEPLOY = $(SERVE_PYTHON) -m deploy
 OPTIONS = --config "$(CONFIG)" $(ARGS)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup data train evaluate export publish promote rollback releases serve smoke predict report pipeline \
-	test test-fast chaos-train chaos-serve equivalence fuzz-preprocessing \
+.PHONY: help setup data train evaluate export publish promote rollback releases serve gateway smoke predict report \
+	pipeline test test-fast chaos-train chaos-serve equivalence fuzz-preprocessing \
 	benchmark-preprocessing benchmark-training benchmark-export benchmark-pretrained benchmark-serving trend \
 	image smoke-deploy sbom lint format lock programs extras clean distclean \
 	python train-environment serve-environment server deploy-environment dev-environments
@@ -62,6 +62,9 @@ releases: serve-environment ## List the releases, and say which is served
 
 serve: server ## Serve the current release in the foreground (Ctrl-C stops it)
 	@$(SERVE) up $(ARGS)
+
+gateway: serve-environment ## TLS, keys, limits and the try-it page in front of a running `make serve` (Ctrl-C stops it)
+	@$(SERVE_PYTHON) -m deploy.gateway up $(ARGS)
 
 smoke: train-environment server ## Publish, then send every test image through a server of its own
 	@data="$$($(TRAIN) data $(OPTIONS))" \

@@ -36,7 +36,14 @@ def main(arguments: list[str]) -> int:
 def missing_packages(text: str) -> list[str]:
     """The packages in the list (`package program` on a line, # before a comment) whose program is not found."""
     lines = [line.split() for line in text.splitlines() if line.strip() and not line.startswith("#")]
-    return [package for package, program in lines if shutil.which(program, path=SEARCHED) is None]
+    return [package for package, program in lines if not is_there(program)]
+
+
+def is_there(program: str) -> bool:
+    """Whether a program is found by its name; or, given an absolute path, whether that file exists."""
+    return (
+        Path(program).is_file() if Path(program).is_absolute() else bool(shutil.which(program, path=SEARCHED))
+    )
 
 
 def install(packages: list[str]) -> int:

@@ -71,8 +71,12 @@ class AsyncHttpClient(AsyncClient):
         self._connected = False
         # The deadline is in _call; this one is longer.
         self._client = tritonclient.http.aio.InferenceServerClient(
-            self._url, conn_timeout=2 * self._deadline_seconds
+            self._url,
+            conn_timeout=2 * self._deadline_seconds,
+            ssl=self._tls,
+            ssl_context=self._tls_context(),
         )
+        self._client.register_plugin(protocol.Key(self._api_key))
 
     async def close(self) -> None:
         await self._client.close()
@@ -125,7 +129,13 @@ class AsyncGrpcClient(AsyncClient):
 
     def _open(self) -> None:
         self._connected = False
-        self._client = tritonclient.grpc.aio.InferenceServerClient(self._url, channel_args=protocol.CHANNEL)
+        self._client = tritonclient.grpc.aio.InferenceServerClient(
+            self._url,
+            ssl=self._tls,
+            root_certificates=self._certificates,
+            channel_args=protocol.CHANNEL,
+        )
+        self._client.register_plugin(protocol.Key(self._api_key))
 
     async def close(self) -> None:
         await self._client.close()

@@ -91,9 +91,15 @@ class HttpClient(Client):
     def _connect(self) -> tritonclient.http.InferenceServerClient:
         # network_timeout is for each read: a server that trickles never exceeds it. The deadline is in _call;
         # this one is longer, so that a TimeoutError can only mean that no connection was made.
-        return tritonclient.http.InferenceServerClient(
-            self._url, connection_timeout=self._connect_seconds, network_timeout=2 * self._deadline_seconds
+        client = tritonclient.http.InferenceServerClient(
+            self._url,
+            connection_timeout=self._connect_seconds,
+            network_timeout=2 * self._deadline_seconds,
+            ssl=self._tls,
+            ssl_options={"ca_certs": str(self._certificates)} if self._certificates else None,
         )
+        client.register_plugin(protocol.Key(self._api_key))
+        return client
 
     def _call(self, function: Callable[[], Result], seconds: float) -> Result:
         try:
@@ -119,7 +125,13 @@ class GrpcClient(Client):
 
     def _open(self) -> None:
         self._connected = False
-        self._client = tritonclient.grpc.InferenceServerClient(self._url, channel_args=protocol.CHANNEL)
+        self._client = tritonclient.grpc.InferenceServerClient(
+            self._url,
+            ssl=self._tls,
+            root_certificates=self._certificates,
+            channel_args=protocol.CHANNEL,
+        )
+        self._client.register_plugin(protocol.Key(self._api_key))
 
     def close(self) -> None:
         self._client.close()

@@ -5,9 +5,11 @@ Used by serve.client and serve.async_client, whose clients differ in how they wa
 
 import random
 import re
+import ssl
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -19,7 +21,7 @@ from tritonclient.utils import InferenceServerException
 
 from serve.model_config import ENCODED, RELEASE
 from slipway.contract import LOGITS, PROBABILITIES, Preprocessing
-from slipway.errors import SlipwayError
+from slipway.errors import SlipwayError, UsageError
 
 # The server refuses larger images as well, but only after they have travelled. It is the contract's default.
 MAX_IMAGE_BYTES = Preprocessing.max_bytes
@@ -75,6 +77,10 @@ class ServerFailure(ServingError):
     """The server could not do its work. Its log says more."""
 
 
+class NotAllowed(ServingError):
+    """The gateway does not know the key, or lets nobody do this."""
+
+
 class RefusedInput(ServingError):
     """The request itself is at fault. `code` is that of slipway.preprocessing.ImageError, or INVALID_REQUEST."""
 
@@ -109,7 +115,10 @@ class Answer:
 class ClientSettings:
     """What all clients are made from.
 
-    url: host:port.
+    url: host:port, or https://host:port for TLS.
+    api_key: what the gateway knows us by; never sent without TLS.
+    certificates: PEM file of the authorities to believe, in place of the system's; for a certificate of one's own
+        making, the file of that certificate.
     version: of the model; empty for the one that is served.
     connect_seconds: how long to wait for a connection, if the deadline is not over before.
     deadline_seconds: how long a call may take, with all its repetitions.
@@ -120,12 +129,19 @@ class ClientSettings:
         self,
         url: str,
         *,
+        api_key: str = "",
+        certificates: Path | None = None,
         version: str = "",
         connect_seconds: float = CONNECT_SECONDS,
         deadline_seconds: float = DEADLINE_SECONDS,
         retries: int = 0,
     ) -> None:
-        self._url = url
+        self._tls = url.startswith("https://")
+        self._url = url.removeprefix("https://")
+        if api_key and not self._tls:
+            raise UsageError(f"{url}: an API key is only sent over TLS; write https://{url}")
+        self._api_key = api_key
+        self._certificates = certificates
         self._version = version
         self._connect_seconds = connect_seconds
         self._deadline_seconds = deadline_seconds
@@ -136,10 +152,23 @@ class ClientSettings:
         """Make what a client talks with. It need not connect yet."""
         raise NotImplementedError
 
+    def _tls_context(self) -> ssl.SSLContext | None:
+        return ssl.create_default_context(cafile=self._certificates) if self._tls else None
+
     def _deadline_exceeded(self) -> DeadlineExceeded:
         return DeadlineExceeded(
             f"{self._url}: no answer within {self._deadline_seconds:g} s; the server may still be working on it"
         )
+
+
+class Key:
+    """A plugin for Triton's clients: sends an API key along with every request, if there is one."""
+
+    def __init__(self, api_key: str) -> None:
+        self._headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
+
+    def __call__(self, request: Any) -> None:
+        request.headers.update(self._headers)
 
 
 class Patience:
@@ -213,12 +242,26 @@ def http_error(url: str, error: InferenceServerException) -> ServingError:
             f"{url}: answers with HTTP status {error.status()}, but not as Triton does; is this its HTTP port?",
             error.status(),
         )
-    return _error(url, error, {"404": UnknownModel, "503": Overloaded})
+    causes: dict[str, type[ServingError]] = {
+        "401": NotAllowed,
+        "403": NotAllowed,
+        "404": UnknownModel,
+        "429": Overloaded,
+        "503": Overloaded,
+    }
+    return _error(url, error, causes)
 
 
 def grpc_error(url: str, error: InferenceServerException) -> ServingError:
     """What an answer that is none means, over gRPC; a deadline that has passed is not among it."""
-    return _error(url, error, {"NOT_FOUND": UnknownModel, "UNAVAILABLE": Unreachable})
+    causes: dict[str, type[ServingError]] = {
+        "NOT_FOUND": UnknownModel,
+        "PERMISSION_DENIED": NotAllowed,
+        "RESOURCE_EXHAUSTED": Overloaded,
+        "UNAUTHENTICATED": NotAllowed,
+        "UNAVAILABLE": Unreachable,
+    }
+    return _error(url, error, causes)
 
 
 def deadline_has_passed(error: InferenceServerException) -> bool:

@@ -1,7 +1,6 @@
 """Programs that tests use and that no wheel brings: requirements/debian.txt."""
 
 import os
-import shutil
 
 import pytest
 
@@ -10,7 +9,7 @@ from scripts import programs
 
 def require(*names: str) -> None:
     """Skip the test, saying why, where one of these programs is missing. In CI, which installs them, fail."""
-    missing = [name for name in names if shutil.which(name, path=programs.SEARCHED) is None]
+    missing = [name for name in names if not programs.is_there(name)]
     if not missing:
         return
     reason = f"{', '.join(missing)} not found; `make programs` installs it"

@@ -19,6 +19,12 @@ def test_only_packages_whose_program_is_missing_are_wanted() -> None:
     assert programs.missing_packages(text) == ["ghost-tools"]
 
 
+def test_what_brings_no_program_is_known_by_a_file_of_its_own(tmp_path: Path) -> None:
+    (tmp_path / "module.so").touch()
+    text = f"module {tmp_path}/module.so\nghost {tmp_path}/ghost.so\n"
+    assert programs.missing_packages(text) == ["ghost"]
+
+
 def test_nothing_is_done_where_nothing_is_missing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     write_list(monkeypatch, tmp_path, "bash bash\n")
     monkeypatch.setattr(programs, "install", lambda packages: pytest.fail(f"installs {packages}"))

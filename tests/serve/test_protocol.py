@@ -3,7 +3,10 @@
 import pytest
 
 from serve import protocol
+from serve.async_client import ASYNC_CLIENTS
+from serve.client import CLIENTS
 from serve.protocol import (
+    ClientSettings,
     DeadlineExceeded,
     Overloaded,
     Patience,
@@ -12,6 +15,13 @@ from serve.protocol import (
     ServingError,
     Unreachable,
 )
+from slipway.errors import UsageError
+
+
+@pytest.mark.parametrize("client", [*CLIENTS.values(), *ASYNC_CLIENTS.values()])
+def test_a_key_is_not_sent_without_tls(client: type[ClientSettings]) -> None:
+    with pytest.raises(UsageError, match="an API key is only sent over TLS; write https://host:8000"):
+        client("host:8000", api_key="secret")
 
 
 def test_zeros_at_the_end_of_an_image_are_sent() -> None:
