@@ -114,6 +114,7 @@ class ClientSettings:
     connect_seconds: how long to wait for a connection, if the deadline is not over before.
     deadline_seconds: how long a call may take, with all its repetitions.
     retries: how often a request is sent again that the server has not begun to work on.
+    request_id: sent with every request; the server's log and traces name it.
     """
 
     def __init__(
@@ -124,12 +125,14 @@ class ClientSettings:
         connect_seconds: float = CONNECT_SECONDS,
         deadline_seconds: float = DEADLINE_SECONDS,
         retries: int = 0,
+        request_id: str = "",
     ) -> None:
         self._url = url
         self._version = version
         self._connect_seconds = connect_seconds
         self._deadline_seconds = deadline_seconds
         self._retries = retries
+        self._request_id = request_id
         self._open()
 
     def _open(self) -> None:

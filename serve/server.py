@@ -28,6 +28,7 @@ import psutil
 
 from serve import health, linter, model_config, shared_memory, tether
 from serve.client import CLIENTS
+from serve.models import PROBE
 from serve.protocol import DeadlineExceeded, Unreachable
 from serve.release import Release
 from slipway import compatibility
@@ -233,7 +234,10 @@ class Server:
         for protocol, url in self.urls.items():
             client_type = CLIENTS[protocol]
             with client_type(
-                url, connect_seconds=deadline_seconds, deadline_seconds=deadline_seconds
+                url,
+                connect_seconds=deadline_seconds,
+                deadline_seconds=deadline_seconds,
+                request_id=PROBE,
             ) as client:
                 health.check(client, self.release)
 

@@ -58,7 +58,7 @@ def describe(front: Front, release: Release) -> str:
 
   HTTP     http://{front.http}
   gRPC     {front.grpc}
-  metrics  http://{front.metrics}/metrics
+  metrics  http://{front.metrics}/metrics, and of the service http://{front.metrics}/metrics/service
 
 Ask it with curl:
 
