@@ -156,6 +156,11 @@ def _up_options(parser: argparse.ArgumentParser) -> None:
         metavar="SECONDS",
         help="how often to check that a golden image is answered well (default: 5)",
     )
+    parser.add_argument(
+        "--traces",
+        metavar="URL",
+        help="where to send traces, OTLP over HTTP, such as http://127.0.0.1:4318/v1/traces (default: nowhere)",
+    )
 
 
 def _up(options: argparse.Namespace) -> None:
@@ -163,7 +168,12 @@ def _up(options: argparse.Namespace) -> None:
 
     if not options.probe_seconds > 0:
         raise UsageError(f"command line: --probe-seconds is {options.probe_seconds:g}; must be above 0")
-    up.run(options.release, options.probe_seconds)
+    if options.traces is not None and not re.fullmatch(r"http://[^\s/]+/\S+", options.traces):
+        raise UsageError(
+            f"command line: --traces is {options.traces}; expected http://host:port/path, such as "
+            "http://127.0.0.1:4318/v1/traces"
+        )
+    up.run(options.release, options.probe_seconds, options.traces)
 
 
 def _smoke_options(parser: argparse.ArgumentParser) -> None:

@@ -93,13 +93,15 @@ class Supervisor:
         link: a release, or a link to one that may be moved to another while we run.
         probe_seconds: how often the server is asked for a golden image over both protocols, and HAProxy whether it
             is there.
+        traces: see serve.server.start.
     """
 
-    def __init__(self, front: Front, link: Path, probe_seconds: float) -> None:
+    def __init__(self, front: Front, link: Path, probe_seconds: float, traces: str | None = None) -> None:
         self._front = front
         self._metrics = front.service_metrics
         self._link = link
         self._probe_seconds = probe_seconds
+        self._traces = traces
         self._serving: Serving | None = None
         self._candidate: Candidate | None = None
         self._retired: list[Retired] = []
@@ -267,7 +269,7 @@ class Supervisor:
                 self._candidate = Candidate(server=retired.server, give_up_at=give_up_at, standby=True)
                 return
         try:
-            server = servers.start(release, servers.free_ports())
+            server = servers.start(release, servers.free_ports(), traces=self._traces)
         except SlipwayError as error:
             self._give_up(release, error)
         else:

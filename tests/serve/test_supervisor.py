@@ -277,7 +277,7 @@ def test_what_a_server_has_done_and_has_to_do_is_in_its_metrics(server: Server) 
 def test_a_crash_loop_backs_off_says_why_each_time_and_never_gives_up(
     supervisor: Supervisor, front: Front, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def fail(*_: object) -> Server:
+    def fail(*_: object, **__: object) -> Server:
         raise ServerError("no memory is left")
 
     monkeypatch.setattr(supervisors, "FIRST_PAUSE_SECONDS", 0.01)
