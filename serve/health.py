@@ -5,12 +5,14 @@ Triton's own health endpoints stay 200 when the process behind a model has died.
 
 import http.client
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
-from serve.client import Client
+from serve.client import CLIENTS, Client
 from serve.model_config import CLASSIFIER
+from serve.models import PROBE
 from serve.protocol import Unreachable
 from serve.release import Release
 from slipway.errors import SlipwayError
@@ -37,6 +39,16 @@ def check(client: Client, release: Release) -> None:
             f"the golden image was answered {answer.label!r} with probabilities off by {difference:.2g}; it is "
             f"{golden.label!r}, and at most {release.tolerance:g} is allowed"
         )
+
+
+def probe(release: Release, urls: Mapping[str, str], deadline_seconds: float = 5.0) -> None:
+    """`check` over every protocol of `urls` (protocol -> host:port). deadline_seconds: for each answer."""
+    for protocol, url in urls.items():
+        client_type = CLIENTS[protocol]
+        with client_type(
+            url, connect_seconds=deadline_seconds, deadline_seconds=deadline_seconds, request_id=PROBE
+        ) as client:
+            check(client, release)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -89,9 +89,12 @@ class ServiceMetrics:
         self.probed(good=True)
 
     @contextmanager
-    def exposed(self) -> Iterator[int]:
-        """The port on loopback where they can be read, for as long as the block lasts."""
-        server, thread = start_http_server(0, addr=LOOPBACK, registry=self.registry)
+    def exposed(self, address: str = LOOPBACK, port: int = 0) -> Iterator[int]:
+        """The port where they can be read, whatever the path, for as long as the block lasts; 0 takes a free one.
+
+        Raises OSError if somebody else listens there.
+        """
+        server, thread = start_http_server(port, addr=address, registry=self.registry)
         try:
             yield server.server_port
         finally:

@@ -27,8 +27,6 @@ from pathlib import Path
 import psutil
 
 from serve import health, linter, model_config, shared_memory, tether
-from serve.client import CLIENTS
-from serve.models import PROBE
 from serve.protocol import DeadlineExceeded, Unreachable
 from serve.release import Release
 from slipway import compatibility
@@ -243,15 +241,7 @@ class Server:
 
         deadline_seconds: for each of the two answers.
         """
-        for protocol, url in self.urls.items():
-            client_type = CLIENTS[protocol]
-            with client_type(
-                url,
-                connect_seconds=deadline_seconds,
-                deadline_seconds=deadline_seconds,
-                request_id=PROBE,
-            ) as client:
-                health.check(client, self.release)
+        health.probe(self.release, self.urls, deadline_seconds)
 
     def raise_if_ended(self) -> None:
         """Raises PortTaken or ServerError, with the reason from the log, if the server is not running any more."""

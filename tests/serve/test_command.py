@@ -42,7 +42,7 @@ def serve(*arguments: str | Path, cwd: Path | None = None) -> subprocess.Complet
         (["smok"], "smok is not a command of serve; did you mean smoke?"),
         (
             ["quux"],
-            "quux is not a command of serve; there are publish, promote, rollback, list, verify, up, smoke, predict",
+            "quux is not a command of serve; there are publish, promote, rollback, list, verify, up, watch, smoke, ",
         ),
         (["smoke", "--relase", "x"], "--relase is not an option; did you mean release?"),
         (["smoke", "--image", "x"], "--image is not an option; did you mean images?"),
@@ -70,7 +70,7 @@ def test_wrong_usage_is_said_in_one_line_and_exits_2(arguments: list[str], words
 
 
 @pytest.mark.parametrize(
-    "command", ["publish", "promote", "rollback", "list", "verify", "up", "smoke", "predict"]
+    "command", ["publish", "promote", "rollback", "list", "verify", "up", "watch", "smoke", "predict"]
 )
 def test_every_command_explains_itself(command: str) -> None:
     done = serve(command, "--help")
