@@ -6,6 +6,7 @@ CONFIG ?= configs/digits.yaml
 ARGS ?=
 IMAGE ?=
 N ?= 100000
+PROFILE ?= cpu
 RELEASE ?=
 
 ENVIRONMENT = "$(PYTHON)" scripts/environment.py
@@ -16,7 +17,7 @@ SERVE = $(SERVE_PYTHON) -m serve
 OPTIONS = --config "$(CONFIG)" $(ARGS)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup data train evaluate export publish promote rollback releases serve smoke predict report pipeline \
+.PHONY: help setup data train evaluate export publish promote rollback releases serve stack smoke predict report pipeline \
 	test test-fast chaos-train chaos-serve equivalence fuzz-preprocessing \
 	benchmark-preprocessing benchmark-training benchmark-export benchmark-serving trend lint format lock programs \
 	extras clean distclean \
@@ -59,6 +60,9 @@ releases: serve-environment ## List the releases, and say which is served
 
 serve: server ## Serve the current release in the foreground (Ctrl-C stops it)
 	@$(SERVE) up $(ARGS)
+
+stack: dev-environments ## Start the whole service with Docker Compose, for a CPU or a GPU: make stack PROFILE=gpu
+	@$(SERVE_PYTHON) -m deploy.stack up --profile "$(PROFILE)"
 
 smoke: train-environment server ## Publish, then send every test image through a server of its own
 	@data="$$($(TRAIN) data $(OPTIONS))" \
