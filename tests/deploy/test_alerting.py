@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -24,8 +23,9 @@ from serve import repository
 from serve.client import CLIENTS
 from serve.server import LOOPBACK
 from tests import images
+from tests.deploy.monitoring import SECRET, alertmanager_in_a_hurry, copy_in_a_hurry
 from tests.deploy.processes import listening
-from tests.deploy.test_monitoring import ALERTMANAGER, PROMETHEUS, queries, read, rules
+from tests.deploy.test_monitoring import queries, rules
 from tests.programs import require
 from tests.serve.tools import CPUS, make_bundle, wait_until
 from train.exposition import Exposition
@@ -156,8 +156,7 @@ def alertmanager(folder: Path, messages: Inbox) -> Iterator[str]:
     place.mkdir()
     secret = place / "slack_api_url"
     secret.write_text(f"http://{LOOPBACK}:{messages.server_port}/secret")
-    text = re.sub(r"group_(wait|interval): \w+", r"group_\1: 1s", ALERTMANAGER.read_text())
-    (place / "alertmanager.yml").write_text(text.replace("/run/secrets/slack_api_url", str(secret)))
+    (place / "alertmanager.yml").write_text(alertmanager_in_a_hurry().replace(SECRET, str(secret)))
 
     def options(address: str) -> list[str]:
         return [
@@ -173,16 +172,9 @@ def alertmanager(folder: Path, messages: Inbox) -> Iterator[str]:
 
 @contextmanager
 def prometheus(folder: Path, urls: dict[str, str]) -> Iterator[str]:
-    """With our configuration and rules, but in a hurry: it looks every second, and no alert waits."""
+    """With our configuration and rules, but in a hurry."""
     place = folder / "prometheus"
-    shutil.copytree(PROMETHEUS, place)
-    config = place / "prometheus.yml"
-    config.write_text(config.read_text().replace("15s", "1s"))
-    for file in (place / "rules").iterdir():
-        content = read(file)
-        for rule in (rule for group in content["groups"] for rule in group["rules"]):
-            rule.pop("for", None)
-        file.write_text(json.dumps(content))  # JSON is YAML
+    config = copy_in_a_hurry(place)
     targets = {
         "service": "metrics",
         "triton": "metrics",

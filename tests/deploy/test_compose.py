@@ -15,7 +15,7 @@ from deploy import stack
 from slipway import compatibility
 from slipway.errors import SlipwayError
 from slipway.paths import PROJECT_ROOT
-from tests.deploy.test_monitoring import PROMETHEUS
+from tests.deploy.monitoring import PROMETHEUS
 
 OWN_IMAGE = "slipway-serve:local"
 # Holds one program and no shell: nothing in it could ask.

@@ -8,23 +8,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ruamel.yaml import YAML
 
 from slipway.paths import PROJECT_ROOT
+from tests.deploy.monitoring import ALERTMANAGER, MONITORING, PROMETHEUS, read
 from tests.programs import require
 
-MONITORING = PROJECT_ROOT / "deploy" / "monitoring"
-PROMETHEUS = MONITORING / "prometheus"
-ALERTMANAGER = MONITORING / "alertmanager" / "alertmanager.yml"
 DASHBOARDS = sorted((MONITORING / "grafana" / "dashboards").glob("*.json"))
 RUNBOOKS = PROJECT_ROOT / "docs" / "runbooks"
 CASES = sorted((PROJECT_ROOT / "tests" / "deploy" / "prometheus").glob("*.yml"))
 SECTIONS = ("Meaning", "Impact", "Check", "Act")
 GRAFANA_SCHEMA = 39  # of Grafana 11
-
-
-def read(path: Path) -> Any:
-    return YAML(typ="safe").load(path)
 
 
 def rules() -> list[dict[str, Any]]:
