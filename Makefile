@@ -61,7 +61,8 @@ releases: serve-environment ## List the releases, and say which is served
 serve: server ## Serve the current release in the foreground (Ctrl-C stops it)
 	@$(SERVE) up $(ARGS)
 
-stack: dev-environments ## Start the whole service with Docker Compose, for a CPU or a GPU: make stack PROFILE=gpu
+stack: python ## Start the whole service with Docker Compose, for a CPU or a GPU: make stack PROFILE=gpu
+	@$(ENVIRONMENT) serve --dev --deploy
 	@$(SERVE_PYTHON) -m deploy.stack up --profile "$(PROFILE)"
 
 smoke: train-environment server ## Publish, then send every test image through a server of its own

@@ -109,6 +109,14 @@ def test_images_are_those_of_the_table(services: dict[str, Any]) -> None:
     assert all(re.fullmatch(r"[\w./-]+:v?\d[\w.-]*", image) for image in images)
 
 
+def test_the_gateway_is_told_all_that_its_template_asks_for(services: dict[str, Any]) -> None:
+    template = PROJECT_ROOT / "deploy" / "gateway" / "nginx.conf.template"
+    if not template.exists():
+        pytest.skip("deploy/gateway is not in this checkout yet")
+    asked = set(re.findall(r"\$\{(GATEWAY_\w+)\}", template.read_text()))
+    assert asked == {name for name in services["gateway"]["environment"] if name.startswith("GATEWAY_")}
+
+
 def test_secrets_are_files_and_nothing_else_holds_any(composed: dict[str, Any]) -> None:
     assert set(composed["secrets"]) == {*stack.WHAT_BRINGS, stack.GRAFANA_PASSWORD}
     assert all("file" in secret for secret in composed["secrets"].values())

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from serve.metrics import LATENCY_EDGES
 from slipway.paths import PROJECT_ROOT
 from tests.deploy.monitoring import ALERTMANAGER, MONITORING, PROMETHEUS, read
 from tests.programs import require
@@ -83,6 +84,12 @@ def test_a_runbook_says_what_it_means_and_what_to_do(page: Path) -> None:
     text = page.read_text()
     assert text.startswith(f"# {page.stem}\n")
     assert re.findall(r"(?m)^\*\*(\w+)\.\*\* ", text) == list(SECTIONS)
+
+
+def test_objectives_are_edges_of_the_histogram_that_they_are_asked_of() -> None:
+    named = {float(edge) for query in queries() for edge in re.findall(r'le="([\d.]+)"', query)}
+    assert named
+    assert named <= set(LATENCY_EDGES)
 
 
 @pytest.mark.parametrize(
