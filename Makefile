@@ -8,6 +8,7 @@ IMAGE ?=
 TARGET ?= serve
 BUNDLE ?=
 N ?= 100000
+PROFILE ?= cpu
 RELEASE ?=
 
 ENVIRONMENT = "$(PYTHON)" scripts/environment.py
@@ -19,7 +20,7 @@ DEPLOY = $(SERVE_PYTHON) -m deploy
 OPTIONS = --config "$(CONFIG)" $(ARGS)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup data train evaluate export publish promote rollback releases serve gateway smoke predict report \
+.PHONY: help setup data train evaluate export publish promote rollback releases serve gateway stack smoke predict report \
 	pipeline test test-fast chaos-train chaos-serve equivalence fuzz-preprocessing \
 	benchmark-preprocessing benchmark-training benchmark-export benchmark-pretrained benchmark-serving trend \
 	image smoke-deploy sbom lint format lock programs extras clean distclean \
@@ -65,6 +66,9 @@ serve: server ## Serve the current release in the foreground (Ctrl-C stops it)
 
 gateway: serve-environment ## TLS, keys, limits and the try-it page in front of a running `make serve` (Ctrl-C stops it)
 	@$(SERVE_PYTHON) -m deploy.gateway up $(ARGS)
+
+stack: deploy-environment ## Start the whole service with Docker Compose, for a CPU or a GPU: make stack PROFILE=gpu
+	@$(SERVE_PYTHON) -m deploy.stack up --profile "$(PROFILE)"
 
 smoke: train-environment server ## Publish, then send every test image through a server of its own
 	@data="$$($(TRAIN) data $(OPTIONS))" \

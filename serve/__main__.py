@@ -3,6 +3,7 @@
     python -m serve publish --bundle bundles/digits/1
     python -m serve up
     python -m serve promote digits-1 | rollback | list | verify model_repository/current
+    python -m serve watch --http triton:8000 --grpc triton:8001
     python -m serve predict cat.jpg
     python -m serve smoke --release ... --images ... --predictions ... --output ...
     python -m serve container | health
@@ -157,6 +158,11 @@ def _up_options(parser: argparse.ArgumentParser) -> None:
         metavar="SECONDS",
         help="how often to check that a golden image is answered well (default: 5)",
     )
+    parser.add_argument(
+        "--traces",
+        metavar="URL",
+        help="where to send traces, OTLP over HTTP, such as http://127.0.0.1:4318/v1/traces (default: nowhere)",
+    )
 
 
 def _up(options: argparse.Namespace) -> None:
@@ -164,7 +170,36 @@ def _up(options: argparse.Namespace) -> None:
 
     if not options.probe_seconds > 0:
         raise UsageError(f"command line: --probe-seconds is {options.probe_seconds:g}; must be above 0")
-    up.run(options.release, options.probe_seconds)
+    if options.traces is not None and not re.fullmatch(r"http://[^\s/]+/\S+", options.traces):
+        raise UsageError(
+            f"command line: --traces is {options.traces}; expected http://host:port/path, such as "
+            "http://127.0.0.1:4318/v1/traces"
+        )
+    up.run(options.release, options.probe_seconds, options.traces)
+
+
+def _watch_options(parser: argparse.ArgumentParser) -> None:
+    _add_path(parser, "--release", "release that is to answer, or a link to it that may be moved", CURRENT)
+    for protocol, url in DEFAULT_URLS.items():
+        parser.add_argument(f"--{protocol}", default=url, help=f"host:port of {protocol} (default: {url})")
+    parser.add_argument("--address", default="127.0.0.1", help="where to show metrics (default: 127.0.0.1)")
+    parser.add_argument("--port", type=int, default=9102, help="where to show metrics (default: 9102)")
+    parser.add_argument(
+        "--probe-seconds", type=float, default=5.0, metavar="SECONDS", help="how often to ask (default: 5)"
+    )
+
+
+def _watch(options: argparse.Namespace) -> None:
+    from serve import watch
+
+    if not options.probe_seconds > 0:
+        raise UsageError(f"command line: --probe-seconds is {options.probe_seconds:g}; must be above 0")
+    watch.run(
+        options.release,
+        {protocol: getattr(options, protocol) for protocol in DEFAULT_URLS},
+        options.probe_seconds,
+        (options.address, options.port),
+    )
 
 
 def _container_options(parser: argparse.ArgumentParser) -> None:
@@ -275,6 +310,11 @@ COMMANDS = {
         help="Serve what model_repository/current leads to, in the foreground; Ctrl-C stops it cleanly.",
         add_options=_up_options,
         run=_up,
+    ),
+    "watch": Command(
+        help="Ask a server that others run for golden images, and show Prometheus how that goes; Ctrl-C stops it.",
+        add_options=_watch_options,
+        run=_watch,
     ),
     "smoke": Command(
         help="Send every test image through a real server and compare with offline evaluation.",

@@ -84,7 +84,13 @@ class AsyncHttpClient(AsyncClient):
     async def _classify(self, tensor: npt.NDArray[np.object_], top: int, seconds: float) -> list[Answer]:
         inputs, outputs = protocol.request(tritonclient.http, tensor, top)
         result = await self._call(
-            lambda: self._client.infer(ENSEMBLE, inputs, model_version=self._version, outputs=outputs),
+            lambda: self._client.infer(
+                ENSEMBLE,
+                inputs,
+                model_version=self._version,
+                outputs=outputs,
+                request_id=self._request_id,
+            ),
             seconds,
         )
         return protocol.http_answers(result)
@@ -144,7 +150,12 @@ class AsyncGrpcClient(AsyncClient):
         inputs, outputs = protocol.request(tritonclient.grpc, tensor, top)
         result = await self._call(
             lambda left: self._client.infer(
-                ENSEMBLE, inputs, model_version=self._version, outputs=outputs, client_timeout=left
+                ENSEMBLE,
+                inputs,
+                model_version=self._version,
+                outputs=outputs,
+                request_id=self._request_id,
+                client_timeout=left,
             ),
             seconds,
         )

@@ -5,6 +5,7 @@ clients know belong to HAProxy, and servers come and go behind it: which one get
 a socket, without closing a connection. docs/decisions/0040-haproxy-in-front-of-triton.md says what was tried.
 """
 
+import contextlib
 import logging
 import signal
 import socket
@@ -17,6 +18,8 @@ from string import Template
 from typing import Self
 
 from serve import tether
+from serve.access_log import AccessLog
+from serve.metrics import ServiceMetrics
 from serve.protocol import MAX_REQUEST_BYTES
 from serve.server import LOOPBACK, TRITON, Ports, PortTaken, Server, is_free, shown_tail
 from slipway.errors import SlipwayError
@@ -41,7 +44,7 @@ class FrontFailure(SlipwayError):
 class Front:
     """One HAProxy process; `with` stops it. It answers 503 until it is told where to point.
 
-    http, grpc, metrics: host:port.
+    http, grpc, metrics: host:port. Triton's metrics are at the path /metrics, `service_metrics` at /metrics/service.
 
     Raises:
         PortTaken: somebody else listens on one of the ports.
@@ -64,12 +67,16 @@ class Front:
         self._folder = tempfile.TemporaryDirectory(prefix="slipway-front-", dir="/tmp")
         self._socket = Path(self._folder.name, "socket")
         self._log = Path(self._folder.name, "log")
-        self._process = self._start()
-        try:
+        self.service_metrics = ServiceMetrics()
+        with contextlib.ExitStack() as undo:
+            undo.callback(self._folder.cleanup)
+            self._exposed_at = undo.enter_context(self.service_metrics.exposed())
+            self._access_log = AccessLog(self.service_metrics)
+            undo.callback(self._access_log.close)
+            self._process = self._start()
+            undo.callback(self._end)
             self._wait_until_it_listens()
-        except BaseException:
-            self.stop()
-            raise
+            self._undo = undo.pop_all()
 
     def __enter__(self) -> Self:
         return self
@@ -135,6 +142,9 @@ class Front:
 
     def stop(self) -> None:
         """Take no new connection, let requests in flight be answered, close idle connections, and end."""
+        self._undo.close()
+
+    def _end(self) -> None:
         # SIGUSR1 is HAProxy's soft stop; how long it may take stands in its configuration.
         self._process.send_signal(signal.SIGUSR1)
         try:
@@ -144,7 +154,6 @@ class Front:
         finally:
             self._process.kill()
             self._process.wait()
-            self._folder.cleanup()
 
     def _start(self) -> "subprocess.Popen[bytes]":
         configuration = Path(self._folder.name, "haproxy.cfg")
@@ -154,6 +163,8 @@ class Front:
             socket=self._socket,
             drain_seconds=DRAIN_SECONDS,
             max_request_bytes=MAX_REQUEST_BYTES,
+            access_log=self._access_log.descriptor,
+            service_metrics=self._exposed_at,
         )
         try:
             configuration.parent.mkdir(mode=0o700, exist_ok=True)  # something may have swept /tmp meanwhile
@@ -164,6 +175,7 @@ class Front:
                     stdin=subprocess.DEVNULL,
                     stdout=output,
                     stderr=subprocess.STDOUT,
+                    pass_fds=(self._access_log.descriptor,),
                     # Ctrl-C reaches only us.
                     start_new_session=True,
                 )

@@ -12,6 +12,7 @@ import numpy as np
 
 from serve.client import CLIENTS, Client
 from serve.model_config import CLASSIFIER
+from serve.models import PROBE
 from serve.protocol import Unreachable
 from serve.release import Release
 from slipway.errors import SlipwayError
@@ -44,7 +45,9 @@ def probe(release: Release, urls: Mapping[str, str], deadline_seconds: float = 5
     """`check` over every protocol of `urls` (protocol -> host:port). deadline_seconds: for each answer."""
     for protocol, url in urls.items():
         client_type = CLIENTS[protocol]
-        with client_type(url, connect_seconds=deadline_seconds, deadline_seconds=deadline_seconds) as client:
+        with client_type(
+            url, connect_seconds=deadline_seconds, deadline_seconds=deadline_seconds, request_id=PROBE
+        ) as client:
             check(client, release)
 
 

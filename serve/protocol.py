@@ -123,9 +123,10 @@ class ClientSettings:
     connect_seconds: how long to wait for a connection, if the deadline is not over before.
     deadline_seconds: how long a call may take, with all its repetitions.
     retries: how often a request is sent again that the server has not begun to work on.
+    request_id: sent with every request; the server's log and traces name it.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - all but the address are given by name, and few at a time
         self,
         url: str,
         *,
@@ -135,6 +136,7 @@ class ClientSettings:
         connect_seconds: float = CONNECT_SECONDS,
         deadline_seconds: float = DEADLINE_SECONDS,
         retries: int = 0,
+        request_id: str = "",
     ) -> None:
         self._tls = url.startswith("https://")
         self._url = url.removeprefix("https://")
@@ -146,6 +148,7 @@ class ClientSettings:
         self._connect_seconds = connect_seconds
         self._deadline_seconds = deadline_seconds
         self._retries = retries
+        self._request_id = request_id
         self._open()
 
     def _open(self) -> None:

@@ -21,7 +21,7 @@ from serve import linter, model_config, onnx_header
 from serve.model_config import Description, Target
 from serve.release import ABOUT, FORMAT, KIND, MODELS, RELEASES
 from slipway import artefact as artefacts
-from slipway import bundle, compatibility, hashing, sealed, signing
+from slipway import bundle, compatibility, hashing, input_statistics, sealed, signing
 from slipway.artefact import Artefact
 from slipway.bundle import Bundle, Golden
 from slipway.errors import SlipwayError
@@ -29,7 +29,7 @@ from slipway.errors import SlipwayError
 SERVE = Path(__file__).parent
 SLIPWAY = Path(bundle.__file__).parent
 # What a release carries of this code, for each model: exactly what that model runs.
-ENVIRONMENT_CHECK = ("__init__.py", "models/__init__.py", "models/environment.py")
+SHARED_BY_MODELS = ("__init__.py", "models/__init__.py", "models/counters.py", "models/environment.py")
 RUNTIME = "models/runtime.py"
 PREPROCESSING = (
     "__init__.py",
@@ -37,6 +37,7 @@ PREPROCESSING = (
     "contract.py",
     "errors.py",
     "hashing.py",
+    "input_statistics.py",
     "preprocessing.py",
     "sealed.py",
 )
@@ -223,7 +224,7 @@ def _lint(models: Path) -> None:
 def _write_preprocess(model: Path, content: _Content) -> None:
     source = content.bundle.directory
     version = _start_model(model, model_config.preprocess(content.description), content)
-    _copy_code(version, "preprocess.py", ENVIRONMENT_CHECK)
+    _copy_code(version, "preprocess.py", SHARED_BY_MODELS)
     _write_serving(version, ("numpy", "pillow"), content)
     for name in PREPROCESSING:
         _copy(SLIPWAY / name, version / "slipway" / name)
@@ -246,7 +247,7 @@ def _write_classifier(model: Path, content: _Content) -> None:
         return
     for name in content.artefact.files:
         _copy(source / name, version / name)
-    _copy_code(version, "classifier.py", (*ENVIRONMENT_CHECK, RUNTIME))
+    _copy_code(version, "classifier.py", (*SHARED_BY_MODELS, RUNTIME))
     artefact = {
         name: getattr(content.artefact, name) for name in ("file", "runtime", "settings", "tolerance")
     }
@@ -281,10 +282,12 @@ def _copy_code(version: Path, model: str, beside: tuple[str, ...]) -> None:
 
 def _write_serving(version: Path, packages: tuple[str, ...], content: _Content, **more: Any) -> None:
     """What the model has to know and to insist on."""
+    statistics = input_statistics.load(content.bundle.directory)
     serving = {
         "release": content.bundle.release,
         "python": content.pins.python,
         "packages": {name: content.pins.packages[name] for name in packages},
+        "expected": {} if statistics is None else statistics.shares,
         **more,
     }
     sealed.write_json(version / "serving.json", serving)

@@ -47,6 +47,8 @@ ANSWER_SECONDS = 5
 DRAIN_SECONDS = 10
 STOP_SECONDS = DRAIN_SECONDS + 5
 ATTEMPTS = 5
+# Of so many requests that bring no trace with them, one is traced.
+UNASKED_TRACE_RATE = 1000
 LOG_TAIL_LINES = 15
 
 logger = logging.getLogger(__name__)
@@ -95,15 +97,22 @@ def serving(
 
 
 def start(
-    release: Release, ports: Ports, *, python: Path = Path(sys.prefix), triton: Path = TRITON
+    release: Release,
+    ports: Ports,
+    *,
+    python: Path = Path(sys.prefix),
+    triton: Path = TRITON,
+    traces: str | None = None,
 ) -> "Server":
     """Start Triton, which will answer a while later: see `Server.answers`. Whoever starts it has to stop it.
 
     It ends when the thread that called this does, whatever becomes of that thread; arguments and errors are those
     of `serving`, as far as they can be known already.
+
+    traces: URL that takes OpenTelemetry's traces, OTLP over HTTP, such as http://127.0.0.1:4318/v1/traces.
     """
     try:
-        return _start(release, ports, python, triton)
+        return _start(release, ports, python, triton, traces)
     except OSError as error:
         raise ServerError(
             f"{release.directory}: Triton could not be started with it: {error}; are the release and room on the "
@@ -111,7 +120,7 @@ def start(
         ) from error
 
 
-def _start(release: Release, ports: Ports, python: Path, triton: Path) -> "Server":
+def _start(release: Release, ports: Ports, python: Path, triton: Path, traces: str | None) -> "Server":
     if release.target != "embedded":
         raise ServerError(
             f"{release.directory}: was published for the {release.target}; publish it with --target embedded to "
@@ -132,7 +141,7 @@ def _start(release: Release, ports: Ports, python: Path, triton: Path) -> "Serve
         folder = folder_of_links(release)
         undo.callback(shutil.rmtree, folder)
         (folder / PROGRAM).symlink_to(program, target_is_directory=True)
-        server = Server(release, folder, python, ports)
+        server = Server(release, folder, python, ports, traces)
         undo.pop_all()
     return server
 
@@ -163,9 +172,12 @@ class Server:
     http, grpc, metrics: host:port. log: what Triton wrote; it goes when the server does.
     """
 
-    def __init__(self, release: Release, folder: Path, python: Path, ports: Ports) -> None:
+    def __init__(
+        self, release: Release, folder: Path, python: Path, ports: Ports, traces: str | None
+    ) -> None:
         self.release = release
         self._folder = folder
+        self._traces = traces
         self.ports = ports
         self.http = f"{LOOPBACK}:{ports.http}"
         self.grpc = f"{LOOPBACK}:{ports.grpc}"
@@ -317,6 +329,19 @@ class Server:
             f"--exit-timeout-secs={DRAIN_SECONDS}",
             # By its name, shared memory that a killed server leaves behind is known to be ours.
             f"--backend-config=python,shm-region-prefix-name={self.id}",
+            *self._tracing(),
+        ]
+
+    def _tracing(self) -> list[str]:
+        """Requests that come with a `traceparent` are always traced; of the others, one in a thousand."""
+        if self._traces is None:
+            return []
+        return [
+            "--trace-config=mode=opentelemetry",
+            f"--trace-config=opentelemetry,url={self._traces}",
+            "--trace-config=opentelemetry,resource=service.name=slipway",
+            "--trace-config=level=TIMESTAMPS",
+            f"--trace-config=rate={UNASKED_TRACE_RATE}",
         ]
 
 

@@ -93,12 +93,15 @@ class Supervisor:
         link: a release, or a link to one that may be moved to another while we run.
         probe_seconds: how often the server is asked for a golden image over both protocols, and HAProxy whether it
             is there.
+        traces: see serve.server.start.
     """
 
-    def __init__(self, front: Front, link: Path, probe_seconds: float) -> None:
+    def __init__(self, front: Front, link: Path, probe_seconds: float, traces: str | None = None) -> None:
         self._front = front
+        self._metrics = front.service_metrics
         self._link = link
         self._probe_seconds = probe_seconds
+        self._traces = traces
         self._serving: Serving | None = None
         self._candidate: Candidate | None = None
         self._retired: list[Retired] = []
@@ -169,6 +172,7 @@ class Supervisor:
         logger.warning("WARNING: %s\nstarting it again in %g s", reason, pause)
 
     def _restart_front(self) -> None:
+        self._metrics.front_restarted()
         try:
             self._front.restart()
             if self._serving is not None and not self._serving.wrong:
@@ -212,6 +216,7 @@ class Supervisor:
         except (ServerError, ServingError, WrongAnswer) as error:
             if now - self._serving.since > STEADY_SECONDS:
                 self._replacements_in_a_row = 0
+            self._metrics.server_failed(error)
             self._serving.sick = True
             self._serving.wrong = isinstance(error, WrongAnswer)
             self._replace_later(error)
@@ -232,10 +237,12 @@ class Supervisor:
                 if after.waiting == 0 or after.answered == before.answered:
                     raise
         except ServingError:
+            self._metrics.probed(good=False)
             serving.failed_probes += 1
             if serving.failed_probes >= FAILED_PROBES:
                 raise
         else:
+            self._metrics.probed(good=True)
             serving.failed_probes = 0
 
     def _replace_later(self, reason: SlipwayError) -> None:
@@ -262,7 +269,7 @@ class Supervisor:
                 self._candidate = Candidate(server=retired.server, give_up_at=give_up_at, standby=True)
                 return
         try:
-            server = servers.start(release, servers.free_ports())
+            server = servers.start(release, servers.free_ports(), traces=self._traces)
         except SlipwayError as error:
             self._give_up(release, error)
         else:
@@ -305,6 +312,7 @@ class Supervisor:
                 )
             )
         self._front.point_at(server)
+        self._metrics.took_over()
         logger.info(
             "serving %s (%s) from process %d; its log is %s",
             server.release.identity,
@@ -326,6 +334,7 @@ class Supervisor:
     def _refuse(self, directory: Path, reason: SlipwayError) -> None:
         if self._serving is None:
             raise reason
+        self._metrics.release_refused()
         logger.error(
             "ERROR: %s is refused: %s\nstill serving %s",
             directory,

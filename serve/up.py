@@ -17,13 +17,15 @@ USUAL_PORTS = Ports(http=8000, grpc=8001, metrics=8002)
 logger = logging.getLogger(__name__)
 
 
-def run(release: Path, probe_seconds: float) -> None:
+def run(release: Path, probe_seconds: float, traces: str | None) -> None:
     """Serve what `release` is or leads to, also when it leads elsewhere later; return when asked to stop.
+
+    The arguments are those of Supervisor.
 
     Raises SlipwayError if it cannot be served to begin with.
     """
     front = Front(choose_ports())
-    supervisor = Supervisor(front, release, probe_seconds)
+    supervisor = Supervisor(front, release, probe_seconds, traces)
     try:
         supervisor.start()
         logger.info("%s", describe(front, supervisor.server.release))
@@ -58,7 +60,7 @@ def describe(front: Front, release: Release) -> str:
 
   HTTP     http://{front.http}
   gRPC     {front.grpc}
-  metrics  http://{front.metrics}/metrics
+  metrics  http://{front.metrics}/metrics, and of the service http://{front.metrics}/metrics/service
 
 Ask it with curl:
 

@@ -20,10 +20,10 @@ import onnxruntime
 from onnx import TensorProto, helper, numpy_helper
 from openvino import Core, save_model
 
-from slipway import bundle, hashing, sealed
+from slipway import bundle, hashing, input_statistics, sealed
 from slipway.artefact import Artefact, write_artefacts
 from slipway.contract import INPUT, LOGITS, PROBABILITIES, Preprocessing, Signature
-from slipway.preprocessing import preprocess
+from slipway.preprocessing import preprocess, preprocess_sized
 from tests.images import COLOURS, encode, flat, noise
 
 OPSET, IR_VERSION = 20, 10
@@ -71,6 +71,8 @@ def fill(staging: Path, signature: Signature, ir_version: int, *, openvino: bool
     sealed.write_json(staging / bundle.PROVENANCE, {"made_by": "tests/tiny_bundle.py"})
     model = nearest_colour_model(signature)
     write_golden(staging, signature, model)
+    evaluated = [preprocess_sized(flat(k), signature.preprocessing) for k in range(len(signature.classes))]
+    input_statistics.measured(evaluated, signature.classes, signature.classes).save(staging)
     model.ir_version = ir_version
     onnx.save(model, staging / bundle.MODEL)
     if openvino:

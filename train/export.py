@@ -25,6 +25,7 @@ from train import accuracy, checkpoint, evaluate, parity, recommend, runs
 from train.checkpoint import Choice
 from train.config import Config, ExportConfig
 from train.dataset import DataError, Dataset, Sample
+from train.expectation import expectation
 from train.formats import FORMATS
 from train.loader import PlainSamples, plain_batches
 from train.model import ImageClassifier
@@ -117,6 +118,7 @@ def _fill(
     artefact.write_artefacts(staging, artefacts, default)
     if default != artefact.DEFAULT:
         _write_served(job, next(each for each in artefacts if each.name == default), golden.pixels)
+    expectation(dataset, signature, evaluation).save(staging)
     sealed.write_json(staging / bundle.PROVENANCE, _provenance(run, dataset, choice, evaluation))
     if config.export.sign_key is not None:
         sign(staging, config.export.sign_key)

@@ -22,6 +22,7 @@ from train.dataset import Dataset
 from train.display import display
 from train.ema import Average
 from train.evaluate import score
+from train.exposition import Exposition
 from train.hardware import Machine, launch
 from train.health import DivergedError
 from train.instruments import profiling
@@ -187,6 +188,7 @@ def _open_outputs(trainer: Trainer, stack: ExitStack) -> Outputs:
     return Outputs(
         show=show,
         board=stack.enter_context(board(run, config, trainer.progress.step)),
+        exposition=stack.enter_context(Exposition(run.directory, run.checkpoints, trainer.order.end)),
         profiler=stack.enter_context(profiling(config.debug, run)),
     )
 
@@ -272,6 +274,9 @@ def _validate_weights(trainer: Trainer, outputs: Outputs, weights: Weights) -> N
         append_metrics(trainer.run, {**line, "loss": result.loss, "accuracy": result.accuracy})
         figures = {f"val/loss/{weights}": result.loss, f"val/accuracy/{weights}": result.accuracy}
         outputs.board.log(figures, progress.step)
+    if outputs.exposition:
+        figures = {f"val_loss_{weights}": result.loss, f"val_accuracy_{weights}": result.accuracy}
+        outputs.exposition.update(progress.step, progress.cursor, figures)
 
 
 def _say_what_was_skipped(trainer: Trainer) -> None:

@@ -215,6 +215,8 @@ def _show_step(trainer: Trainer, window: Window, outputs: Outputs, figures: dict
         if outputs.board:
             append_metrics(trainer.run, {**line, **figures})
             outputs.board.log({f"train/{name}": value for name, value in figures.items()}, progress.step)
+        if outputs.exposition:
+            outputs.exposition.update(progress.step, progress.cursor, figures)
     if outputs.profiler:
         outputs.profiler.step()
 

@@ -13,6 +13,7 @@ from train.config import Config
 from train.dataset import Dataset
 from train.display import Display
 from train.ema import Average
+from train.exposition import Exposition
 from train.hardware import Machine
 from train.meter import Meter
 from train.order import Order
@@ -43,8 +44,9 @@ class Trainer:
 
 @dataclass(frozen=True, kw_only=True)
 class Outputs:
-    """Where progress is shown and logged. `board` and `profiler` are there on the first rank only."""
+    """Where progress is shown and logged. All but `show` are there on the first rank only."""
 
     show: Display
     board: Board | None
+    exposition: Exposition | None = None
     profiler: torch.profiler.profile | None = None

@@ -13,11 +13,14 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parent))
 
 import numpy as np
+import numpy.typing as npt
 import triton_python_backend_utils as pb_utils
 
-from serve.models import environment, runtime
+from serve.models import PROBE, environment, runtime
+from serve.models.counters import Counters
 
 HERE = Path(__file__).parent
+INTERNAL = "INTERNAL"
 
 
 class GoldenMismatch(Exception):
@@ -35,6 +38,7 @@ class TritonPythonModel:
         threads = int(config["parameters"]["intra_op_thread_count"]["string_value"])
         self._run = runtime.load(artefact["runtime"], HERE / artefact["file"], artefact["settings"], threads)
         self._check_golden(config["max_batch_size"], artefact["tolerance"])
+        self._start_counting(serving)
         pb_utils.Logger.log_info(f"{args['model_instance_name']}: {serving['release']} with {versions}")
 
     def execute(self, requests: list[Any]) -> list[Any]:
@@ -42,9 +46,11 @@ class TritonPythonModel:
         try:
             images = [pb_utils.get_input_tensor_by_name(request, "image").as_numpy() for request in requests]
             logits, probabilities = self._run(np.concatenate(images))
+            self._count(requests, images, logits)
         except Exception as error:  # noqa: BLE001
             # Nobody outside learns more than that: a traceback shows paths and versions.
             pb_utils.Logger.log_error(f"a batch of {len(requests)} requests failed: {error!r}")
+            self._errors[INTERNAL].add(len(requests))
             failure = pb_utils.TritonError(
                 "INTERNAL: inference failed; see the server's log", pb_utils.TritonError.INTERNAL
             )
@@ -58,6 +64,30 @@ class TritonPythonModel:
                 np.split(logits, ends), np.split(probabilities, ends), strict=True
             )
         ]
+
+    def finalize(self) -> None:
+        self._counters.stop()
+
+    def _start_counting(self, serving: dict[str, Any]) -> None:
+        self._counters = Counters()
+        self._errors = self._counters.errors("classifier", [INTERNAL])
+        classes = (HERE.parent / "labels.txt").read_text(encoding="utf-8").splitlines()
+        predicted = self._counters.inputs("predicted", classes, serving["expected"].get("predicted", {}))
+        self._predicted = [predicted[name] for name in classes]
+        self._counters.start()
+
+    def _count(
+        self, requests: list[Any], images: list[npt.NDArray[np.uint8]], logits: npt.NDArray[np.float32]
+    ) -> None:
+        """Which class won for each image that is no probe's."""
+        start = 0
+        best = logits.argmax(axis=1)
+        for request, image in zip(requests, images, strict=True):
+            stop = start + len(image)
+            if request.request_id() != PROBE:
+                for index in best[start:stop]:
+                    self._predicted[index].add()
+            start = stop
 
     def _check_golden(self, max_batch: int, tolerance: float) -> None:
         """Run the golden pixels, in batches as large as they come: this also warms up.

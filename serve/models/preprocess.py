@@ -6,6 +6,7 @@ when the release was published: a rollback of the model rolls back the code as w
 
 import json
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +17,15 @@ import numpy as np
 import numpy.typing as npt
 import triton_python_backend_utils as pb_utils
 
-from serve.models import environment
+from serve.models import PROBE, environment
+from serve.models.counters import Counters
 from slipway import bundle, hashing
 from slipway.contract import Signature
-from slipway.preprocessing import ImageError, preprocess
+from slipway.input_statistics import BRIGHTNESS, SHORTER_SIDE, bin_of, bins, brightness
+from slipway.preprocessing import CODES, ImageError, preprocess, preprocess_sized
 
 HERE = Path(__file__).parent
+INTERNAL = "INTERNAL"
 
 
 class GoldenMismatch(Exception):
@@ -38,6 +42,7 @@ class TritonPythonModel:
         self._rules = Signature.load(HERE / bundle.SIGNATURE).preprocessing
         self._release = serving["release"].encode()
         self._check_golden()
+        self._start_counting(serving)
         pb_utils.Logger.log_info(f"{args['model_instance_name']}: {serving['release']} with {versions}")
 
     def execute(self, requests: list[Any]) -> list[Any]:
@@ -47,12 +52,16 @@ class TritonPythonModel:
     def _respond(self, request: Any) -> Any:
         try:
             encoded = pb_utils.get_input_tensor_by_name(request, "encoded").as_numpy()
-            pixels = self._pixels([bytes(data) for data in encoded.reshape(-1)])
+            pixels = self._pixels(
+                [bytes(data) for data in encoded.reshape(-1)], counted=request.request_id() != PROBE
+            )
         except ImageError as error:
+            self._errors[error.code].add()
             return _error(str(error), pb_utils.TritonError.INVALID_ARG)
         except Exception as error:  # noqa: BLE001
             # Nobody outside learns more than that: a traceback shows paths and versions.
             pb_utils.Logger.log_error(f"request {request.request_id()!r}: preprocessing failed: {error!r}")
+            self._errors[INTERNAL].add()
             return _error(
                 "INTERNAL: preprocessing failed; see the server's log", pb_utils.TritonError.INTERNAL
             )
@@ -61,18 +70,42 @@ class TritonPythonModel:
             [pb_utils.Tensor("image", pixels), pb_utils.Tensor("release", release)]
         )
 
-    def _pixels(self, images: list[bytes]) -> npt.NDArray[np.uint8]:
+    def finalize(self) -> None:
+        self._counters.stop()
+
+    def _pixels(self, images: list[bytes], *, counted: bool) -> npt.NDArray[np.uint8]:
         """uint8 [len(images), 3, S, S]. One bad image refuses the request; the message says which it is."""
         size = self._rules.image_size
         pixels = np.empty((len(images), 3, size, size), dtype=np.uint8)
         for index, data in enumerate(images):
+            started = time.perf_counter()
             try:
-                pixels[index] = preprocess(data, self._rules)
+                pixels[index], shape = preprocess_sized(data, self._rules)
             except ImageError as error:
                 if len(images) == 1:
                     raise
                 raise ImageError(error.code, f"image {index} of the request: {error.reason}") from error
+            self._seconds.add(time.perf_counter() - started)
+            self._images.add()
+            if counted:
+                self._brightness[bin_of(BRIGHTNESS, brightness(pixels[index]))].add()
+                self._sizes[bin_of(SHORTER_SIDE, min(shape))].add()
         return pixels
+
+    def _start_counting(self, serving: dict[str, Any]) -> None:
+        self._counters = counters = Counters()
+        counters.gauge(
+            "slipway_release_info", "The release that this server serves", 1, release=serving["release"]
+        )
+        self._errors = counters.errors("preprocess", [*CODES, INTERNAL])
+        self._images = counters.counter("slipway_preprocessed_images_total", "Images decoded, cut and scaled")
+        self._seconds = counters.counter(
+            "slipway_preprocess_seconds_total", "Time that decoding, cutting and scaling them took"
+        )
+        expected = serving["expected"]
+        self._brightness = counters.inputs(BRIGHTNESS, bins(BRIGHTNESS), expected.get(BRIGHTNESS, {}))
+        self._sizes = counters.inputs(SHORTER_SIDE, bins(SHORTER_SIDE), expected.get(SHORTER_SIDE, {}))
+        counters.start()
 
     def _check_golden(self) -> None:
         for golden in bundle.read_golden(HERE):

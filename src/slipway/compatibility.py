@@ -76,6 +76,7 @@ class Compatibility:
 
     python: minor version of both environments, such as "3.11".
     train, serve: package name -> exact version in that environment's lock.
+    compose: what it is -> image, pinned by tag.
     """
 
     python: str
@@ -84,6 +85,7 @@ class Compatibility:
     export: Export
     triton: Triton
     docker: Docker
+    compose: Mapping[str, str]
 
 
 @cache
@@ -107,6 +109,7 @@ def read(path: Path) -> Compatibility:
                 container=_record(ContainerTriton, table["triton"]["container"], "triton.container"),
             ),
             docker=_record(Docker, table["docker"], "docker"),
+            compose=MappingProxyType(table["compose"]),
         )
     except KeyError as error:
         raise ValueError(f"{path}: has no {error.args[0]!r}") from None

@@ -34,6 +34,16 @@ from slipway.contract import Preprocessing
 from slipway.errors import SlipwayError
 
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "AVIF")
+# Why an image may be refused.
+CODES = (
+    "EMPTY",
+    "TOO_MANY_BYTES",
+    "NOT_AN_IMAGE",
+    "TOO_MANY_PIXELS",
+    "ASPECT_RATIO",
+    "DAMAGED",
+    "UNSUPPORTED_DEPTH",
+)
 
 # Our limit is the contract's, the same in training and serving, checked before decoding; Pillow's own would
 # warn at one size and refuse at another.
@@ -68,10 +78,7 @@ _silence_libtiff()
 
 
 class ImageError(SlipwayError):
-    """An image that is refused. `code` is stable for programs; `reason` is fit to show to a client.
-
-    Codes: EMPTY, TOO_MANY_BYTES, NOT_AN_IMAGE, TOO_MANY_PIXELS, ASPECT_RATIO, DAMAGED, UNSUPPORTED_DEPTH.
-    """
+    """An image that is refused. `code`, one of CODES, is stable for programs; `reason` is fit to show to a client."""
 
     def __init__(self, code: str, message: str) -> None:
         super().__init__(f"{code}: {message}")
@@ -87,8 +94,14 @@ def preprocess(data: bytes, rules: Preprocessing) -> npt.NDArray[np.uint8]:
     Raises:
         ImageError: the image is refused; see its codes.
     """
+    pixels, _ = preprocess_sized(data, rules)
+    return pixels
+
+
+def preprocess_sized(data: bytes, rules: Preprocessing) -> tuple[npt.NDArray[np.uint8], tuple[int, int]]:
+    """The same, and width and height of the upright image that it was cut from."""
     image = decode(data, rules)
-    return to_array(crop_and_resize(image, centre_square(image.size, rules), rules))
+    return to_array(crop_and_resize(image, centre_square(image.size, rules), rules)), image.size
 
 
 def decode(data: bytes, rules: Preprocessing) -> Image.Image:

@@ -42,7 +42,7 @@ def serve(*arguments: str | Path, cwd: Path | None = None) -> subprocess.Complet
         (["smok"], "smok is not a command of serve; did you mean smoke?"),
         (
             ["quux"],
-            "quux is not a command of serve; there are publish, promote, rollback, list, verify, up, smoke, predict",
+            "quux is not a command of serve; there are publish, promote, rollback, list, verify, up, watch, smoke, ",
         ),
         (["smoke", "--relase", "x"], "--relase is not an option; did you mean release?"),
         (["smoke", "--image", "x"], "--image is not an option; did you mean images?"),
@@ -56,6 +56,7 @@ def serve(*arguments: str | Path, cwd: Path | None = None) -> subprocess.Complet
         ),
         (["up", "now"], "'now' is one value too many"),
         (["up", "--probe-seconds", "0"], "--probe-seconds is 0; must be above 0"),
+        (["up", "--traces", "localhost:4318"], "--traces is localhost:4318; expected http://host:port/path"),
         (["predict", "a.png", "--url", "localhost"], "--url is localhost; expected host:port"),
         (["predict", "no-such-file.png"], "no-such-file.png: is not a file"),
         (["predict", "no-such-*.png"], "no-such-*.png: matches no file"),
@@ -69,7 +70,7 @@ def test_wrong_usage_is_said_in_one_line_and_exits_2(arguments: list[str], words
 
 
 @pytest.mark.parametrize(
-    "command", ["publish", "promote", "rollback", "list", "verify", "up", "smoke", "predict"]
+    "command", ["publish", "promote", "rollback", "list", "verify", "up", "watch", "smoke", "predict"]
 )
 def test_every_command_explains_itself(command: str) -> None:
     done = serve(command, "--help")

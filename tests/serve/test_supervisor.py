@@ -101,6 +101,12 @@ def logged(caplog: pytest.LogCaptureFixture, pattern: re.Pattern[str]) -> bool:
     return pattern.search(caplog.text) is not None
 
 
+def metric(front: Front, name: str, **labels: str) -> float:
+    value = front.service_metrics.registry.get_sample_value(f"slipway_{name}", labels)
+    assert value is not None
+    return value
+
+
 def probe_now(supervisor: Supervisor) -> Serving:
     assert supervisor._serving is not None
     supervisor._serving.next_probe = 0
@@ -113,20 +119,28 @@ def test_a_server_that_stands_still_is_replaced_and_killed(
     """Cases D03 and D14. It cannot obey SIGTERM. `make chaos-serve` does the same to the processes of models."""
     monkeypatch.setattr(servers, "STOP_SECONDS", 0.5)
     sick = supervisor.server
+    died, takeovers = (
+        metric(front, "server_failures_total", reason="died"),
+        metric(front, "server_takeovers_total"),
+    )
     processes = [sick.pid, *model_processes(sick)]
     os.kill(sick.pid, signal.SIGSTOP)
     step_until(supervisor, lambda: supervisor.server is not sick)
     assert label_of_5(front) == {"5"}
     reason = next(text for text in caplog.messages if "replacement 1 in a row" in text)
     assert f"Triton (process {sick.pid}) is stopped; the end of its log:\n" in reason
+    assert metric(front, "server_failures_total", reason="died") == died + 1
+    assert metric(front, "server_takeovers_total") == takeovers + 1
     step_until(supervisor, lambda: not any(still_running(pid) for pid in processes))
 
 
 def test_front_that_dies_is_started_again_on_the_same_ports(supervisor: Supervisor, front: Front) -> None:
+    restarts = metric(front, "front_restarts_total")
     front._process.kill()
     front._process.wait()
     supervisor.step()
     assert label_of_5(front) == {"5"}
+    assert metric(front, "front_restarts_total") == restarts + 1
 
 
 def test_front_that_stands_still_is_started_again(
@@ -206,8 +220,11 @@ def test_wrong_answers_are_stopped_at_once(
     liar = supervisor.server
     with monkeypatch.context() as patch:
         patch.setattr(Server, "probe", lie)
+        wrong = metric(front, "server_failures_total", reason="wrong")
         probe_now(supervisor)
         supervisor.step()
+    assert metric(front, "server_failures_total", reason="wrong") == wrong + 1
+    assert metric(front, "golden_probe_good") == 0
     for _ in range(2):
         with CLIENTS["http"](front.http) as client, pytest.raises(Overloaded, match="no server is ready"):
             client.classify([images.flat(5)])
@@ -216,6 +233,7 @@ def test_wrong_answers_are_stopped_at_once(
         supervisor.step()
     step_until(supervisor, lambda: supervisor.server is not liar)
     assert label_of_5(front) == {"5"}
+    assert metric(front, "golden_probe_good") == 1
 
 
 @pytest.mark.parametrize(
@@ -259,7 +277,7 @@ def test_what_a_server_has_done_and_has_to_do_is_in_its_metrics(server: Server) 
 def test_a_crash_loop_backs_off_says_why_each_time_and_never_gives_up(
     supervisor: Supervisor, front: Front, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def fail(*_: object) -> Server:
+    def fail(*_: object, **__: object) -> Server:
         raise ServerError("no memory is left")
 
     monkeypatch.setattr(supervisors, "FIRST_PAUSE_SECONDS", 0.01)
@@ -383,6 +401,7 @@ def test_a_broken_release_never_replaces_a_good_one(
         assert supervisor.server is before
         assert label_of_5(front) == {"5"}
     assert caplog.text.count(f"still serving {release.directory.name}") == 3
+    assert metric(front, "releases_refused_total") == 3
     lead_to(link, release.directory)
 
 

@@ -17,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
+from slipway import preprocessing
 from slipway.contract import Preprocessing
 from slipway.preprocessing import FORMATS, ImageError, decode, preprocess
 from tests.images import encode
@@ -558,8 +559,7 @@ def test_codes_are_stable_and_reasons_fit_for_a_client() -> None:
     assert {error.code for error in errors} == CODES
     for error in errors:
         require_fit_for_a_client(error)
-    assert ImageError.__doc__ is not None
-    assert all(code in ImageError.__doc__ for code in CODES)
+    assert set(preprocessing.CODES) == CODES
 
 
 def test_out_of_memory_is_not_blamed_on_the_image(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from slipway import input_statistics
 from slipway.artefact import read_artefacts, read_default
 from slipway.bundle import SERVED_ANSWERS, SERVED_PREDICTIONS, Bundle, open_bundle, read_golden
 from slipway.sealed import SealError
@@ -80,6 +81,10 @@ def test_bundle_carries_its_proof(trained: tuple[Config, Dataset]) -> None:
     assert provenance["weights"] == "raw"
     assert provenance["metrics"]["split"] == "test"
     assert provenance["environment"].keys() >= {"versions", "lock_sha256", "git"}
+    statistics = input_statistics.load(directory)
+    assert statistics is not None
+    assert statistics.images == 12
+    assert statistics.shares["predicted"].keys() == set(trained[1].classes)
     check_class_names(bundle, trained[1])
     check_weights(bundle, trained)
     check_nothing_is_done_twice(trained, directory)

@@ -1,0 +1,166 @@
+"""The stack is what Compose makes of the file: everything in it is pinned, confined, limited and looked after.
+
+Compose itself reads the file; no engine and no image is needed for that.
+"""
+
+import json
+import re
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from deploy import stack
+from slipway import compatibility
+from slipway.errors import SlipwayError
+from slipway.paths import PROJECT_ROOT
+from tests.deploy.monitoring import PROMETHEUS
+
+OWN_IMAGE = "slipway-serve:local"
+# Holds one program and no shell: nothing in it could ask.
+WITHOUT_HEALTH_CHECK = {"collector"}
+
+
+@pytest.fixture(scope="module", params=stack.PROFILES)
+def composed(request: pytest.FixtureRequest) -> dict[str, Any]:
+    command = [
+        stack.PROGRAM,
+        "--file",
+        stack.COMPOSE,
+        "--profile",
+        request.param,
+        "config",
+        "--format",
+        "json",
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert not done.stderr
+    return json.loads(done.stdout)
+
+
+@pytest.fixture
+def services(composed: dict[str, Any]) -> dict[str, Any]:
+    return composed["services"]
+
+
+def test_every_service_is_confined(services: dict[str, Any]) -> None:
+    assert len(services) == 8
+    for name, service in services.items():
+        assert service["read_only"], name
+        assert service["cap_drop"] == ["ALL"], name
+        assert service["security_opt"] == ["no-new-privileges:true"], name
+        assert int(service["mem_limit"]) > 0, name
+        assert not service.get("privileged"), name
+        assert service["logging"]["options"].keys() == {"max-size", "max-file"}, name
+        assert "/var/run/docker.sock" not in json.dumps(service), name
+
+
+def test_what_is_mounted_from_here_cannot_be_written(services: dict[str, Any]) -> None:
+    for name, service in services.items():
+        binds = [volume for volume in service.get("volumes", []) if volume["type"] == "bind"]
+        assert all(bind["read_only"] for bind in binds), name
+
+
+def test_what_is_mounted_from_here_is_here(services: dict[str, Any]) -> None:
+    """But for what the stages make, and the gateway, which its own tests look after."""
+    for service in services.values():
+        for volume in service.get("volumes", []):
+            if volume["type"] == "bind":
+                source = Path(volume["source"]).relative_to(PROJECT_ROOT)
+                made = source.parts[0] in ("model_repository", "runs") or "gateway" in source.parts
+                assert made or (PROJECT_ROOT / source).exists(), source
+
+
+def test_every_service_is_asked_how_it_is(services: dict[str, Any]) -> None:
+    asked = {name for name, service in services.items() if not service["healthcheck"].get("disable")}
+    assert services.keys() - asked == WITHOUT_HEALTH_CHECK
+
+
+def test_the_outside_is_reached_on_loopback_only(services: dict[str, Any]) -> None:
+    published = {
+        name: [(port["host_ip"], port["target"]) for port in service["ports"]]
+        for name, service in services.items()
+        if "ports" in service
+    }
+    assert published == {
+        "gateway": [("127.0.0.1", 8443)],
+        "prometheus": [("127.0.0.1", 9090)],
+        "alertmanager": [("127.0.0.1", 9093)],
+        "grafana": [("127.0.0.1", 3000)],
+    }
+
+
+def test_triton_is_reached_from_inside_only_and_has_shared_memory(composed: dict[str, Any]) -> None:
+    """Case D06: of the 64 MB that Docker gives, two large requests would take all."""
+    triton = next(service for name, service in composed["services"].items() if name.startswith("triton"))
+    assert list(triton["networks"]) == ["inside"]
+    assert composed["networks"]["inside"]["internal"]
+    assert int(triton["shm_size"]) >= 2**31
+    assert int(triton["mem_limit"]) > int(triton["shm_size"])
+    on_gpu = "triton-gpu" in composed["services"]
+    assert bool(triton.get("deploy", {}).get("resources")) == on_gpu
+
+
+def test_images_are_those_of_the_table(services: dict[str, Any]) -> None:
+    images = {service["image"] for service in services.values()} - {OWN_IMAGE}
+    assert images == set(compatibility.load().compose.values())
+    assert all(re.fullmatch(r"[\w./-]+:v?\d[\w.-]*", image) for image in images)
+
+
+def test_the_gateway_is_told_all_that_its_template_asks_for(services: dict[str, Any]) -> None:
+    template = PROJECT_ROOT / "deploy" / "gateway" / "nginx.conf.template"
+    asked = set(re.findall(r"\$\{(GATEWAY_\w+)\}", template.read_text()))
+    assert asked == {name for name in services["gateway"]["environment"] if name.startswith("GATEWAY_")}
+
+
+def test_secrets_are_files_and_nothing_else_holds_any(composed: dict[str, Any]) -> None:
+    assert set(composed["secrets"]) == {*stack.WHAT_BRINGS, stack.GRAFANA_PASSWORD}
+    assert all("file" in secret for secret in composed["secrets"].values())
+    for name, service in composed["services"].items():
+        for variable, value in (service.get("environment") or {}).items():
+            secret = re.search(r"(?i)password|secret|token|_key", variable)
+            assert not secret or str(value).startswith("/run/secrets/") or "KEYS" in variable, (
+                name,
+                variable,
+            )
+
+
+def test_prometheus_finds_every_target_that_it_is_told_of(services: dict[str, Any]) -> None:
+    targets = stack.COMPOSE.parent / "targets"
+    assert {path.name for path in targets.iterdir()} == {
+        path.name for path in (PROMETHEUS / "targets").iterdir()
+    }
+    named = {host for path in targets.iterdir() for host in re.findall(r'"([\w-]+):\d+"', path.read_text())}
+    assert named <= services.keys() | {"triton"}
+
+
+def secrets_in(folder: Path, *present: str) -> Path:
+    """A compose file with one secret of ours to be made, two to be there."""
+    for name in present:
+        (folder / name).write_text("there")
+    listed = {
+        name: {"file": f"./{name}"} for name in (stack.GRAFANA_PASSWORD, "slack_api_url", "gateway_keys")
+    }
+    file = folder / "compose.yaml"
+    file.write_text(json.dumps({"secrets": listed}))  # JSON is YAML
+    return file
+
+
+def test_secrets_that_are_missing_are_named_and_what_brings_them(tmp_path: Path) -> None:
+    with pytest.raises(
+        SlipwayError, match=r"missing:\n .*slack_api_url: put the address .*\n .*keys: `python"
+    ):
+        stack.require_secrets(secrets_in(tmp_path))
+
+
+def test_a_password_is_made_once_and_is_for_its_owner(tmp_path: Path) -> None:
+    file = secrets_in(tmp_path, "slack_api_url", "gateway_keys")
+    stack.require_secrets(file)
+    password = tmp_path / stack.GRAFANA_PASSWORD
+    text = password.read_text()
+    assert len(text) >= 32
+    assert password.stat().st_mode & 0o777 == 0o600
+    stack.require_secrets(file)
+    assert password.read_text() == text

@@ -1,0 +1,41 @@
+"""Whoever runs the server: somebody asks it for golden images, and shows what came of it."""
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from serve.release import Release
+from serve.server import Server, free_ports
+from tests.serve.test_metrics import value
+from tests.serve.tools import wait_until
+
+pytestmark = pytest.mark.integration
+
+
+def test_it_says_whether_golden_images_are_answered_well(
+    release: Release, server: Server, tmp_path: Path
+) -> None:
+    """By the release that a link leads to: when that is another, or none, the server is the wrong one."""
+    link, log, port = tmp_path / "current", tmp_path / "log", free_ports().http
+    link.symlink_to(release.directory)
+    command = [sys.executable, "-m", "serve", "watch", "--release", str(link), "--port", str(port)]
+    command += ["--http", server.http, "--grpc", server.grpc, "--probe-seconds", "1"]
+    with log.open("wb") as output:
+        watch = subprocess.Popen(command, stderr=output)
+    try:
+        wait_until(lambda: "golden images are answered well" in log.read_text())
+        url = f"127.0.0.1:{port}/metrics/service"
+        assert value(url, "slipway_golden_probe_good") == 1
+        link.unlink()
+        wait_until(lambda: value(url, "slipway_golden_probe_good") == 0)
+        assert value(url, "slipway_golden_probes_total", result="bad") >= 1
+        wait_until(lambda: f"WARNING: {link}: no release is published there" in log.read_text())
+        link.symlink_to(release.directory)
+        wait_until(lambda: value(url, "slipway_golden_probe_good") == 1)
+    finally:
+        watch.send_signal(signal.SIGTERM)
+        assert watch.wait(60) == 0
+    assert log.read_text().endswith("stopped\n")
