@@ -26,11 +26,11 @@ def test_pips_settings_go_along_but_no_folder_of_this_machine(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
-    monkeypatch.setenv("PIP_INDEX_URL", "https://packages.example/simple")
-    monkeypatch.setenv("PIP_EXTRA_INDEX_URL", f"file://{tmp_path} https://more.example/simple")
+    monkeypatch.setenv("PIP_INDEX_URL", "https://packages.example/python")
+    monkeypatch.setenv("PIP_EXTRA_INDEX_URL", f"file://{tmp_path} https://more.example/python")
     settings = stand_in._pip_settings()
-    assert settings["index-url"] == "https://packages.example/simple"
-    assert settings["extra-index-url"] == "https://more.example/simple"
+    assert settings["index-url"] == "https://packages.example/python"
+    assert settings["extra-index-url"] == "https://more.example/python"
 
 
 def test_what_a_failed_step_said_is_shown() -> None:
