@@ -33,7 +33,7 @@ RUN chmod -R go+rX . && mkdir -m 1777 bundles model_repository
 EXPOSE 8000 8001 8002
 USER 1000:1000
 # A golden image through the whole ensemble, over HTTP and gRPC: Triton's own health stays good when a model's process
-# has died. Docker by itself only shows the result; Compose, Kubernetes and Swarm act on it.
+# has died. Docker and Compose only show the result; Swarm acts on it, and Kubernetes asks the same by its probes.
 HEALTHCHECK --interval=15s --timeout=10s --start-period=120s --retries=2 \
     CMD ["python3", "-m", "serve", "health"]
 # The entry point stays that of the base: it prints NVIDIA's notices and starts the command, which becomes Triton. It

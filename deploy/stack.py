@@ -22,11 +22,12 @@ from slipway.paths import PROJECT_ROOT, relative_to_project
 
 COMPOSE = PROJECT_ROOT / "deploy" / "compose" / "compose.yaml"
 PROGRAM = Path(sys.prefix) / "bin" / "docker-compose"
-PROFILES = ("cpu", "gpu")
+# Profile -> the service that runs the models in it.
+PROFILES = {"cpu": "triton", "gpu": "triton-gpu"}
 GRAFANA_PASSWORD = "grafana_admin_password"
 WHAT_BRINGS = {
     "slack_api_url": "put the address of an incoming webhook in it, which is told of alerts",
-    "gateway_keys": "`python -m deploy.gateway key NAME` makes it",
+    "gateway_keys": "`python -m deploy.gateway key NAME` makes it, and `make gateway` all three for a try",
     "gateway_certificate": "put the certificate of this machine there, as PEM",
     "gateway_certificate_key": "put the key of the certificate there, as PEM",
 }
@@ -41,15 +42,29 @@ def main(arguments: list[str]) -> None:
     )
     parser.add_argument("action", choices=["up", "down"])
     parser.add_argument(
-        "--profile", choices=PROFILES, default=PROFILES[0], help="where the models run (default: cpu)"
+        "--profile", choices=list(PROFILES), default="cpu", help="where the models run (default: cpu)"
     )
     options = parser.parse_args(arguments)
     if options.action == "up":
+        require_ordinary_user()
         require_secrets(COMPOSE)
+        # To Compose, what another profile has started is nothing that is left over; both would answer as `triton`.
+        for profile, server in PROFILES.items():
+            if profile != options.profile:
+                compose(profile, "rm", "--stop", "--force", server)
         compose(options.profile, "up", "--build", "--detach", "--wait", "--remove-orphans")
     else:
         for profile in PROFILES:
             compose(profile, "down")
+
+
+def require_ordinary_user() -> None:
+    """Raises SlipwayError for root: without capabilities, nginx cannot become somebody else, as it wants to."""
+    if os.getuid() == 0 and "SLIPWAY_USER" not in os.environ:
+        raise SlipwayError(
+            "the gateway does not run as root; call this as a user who may use Docker and owns the secrets, or set "
+            "SLIPWAY_USER to that user's uid:gid"
+        )
 
 
 def require_secrets(file: Path) -> None:

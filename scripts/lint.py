@@ -29,8 +29,6 @@ PYTHON = {side: str(ROOT / ".venv" / side / "bin" / "python") for side in ("trai
 # Programs that come in wheels go first: their versions are pinned.
 SEARCHED = os.pathsep.join([str(ROOT / ".venv" / "serve" / "bin"), programs.SEARCHED])
 
-# Knows schemas of operators beside those of Kubernetes.
-
 Choose = Callable[[Path, str], bool]
 """Whether a check is for a file, given the root of the checkout and the file's path in it."""
 
@@ -212,11 +210,10 @@ def of_side(side: str) -> Choose:
     in_folders = re.compile(rf"(src/slipway|{folders})/.*\.py")
 
     def chooses(root: Path, name: str) -> bool:
-        if re.fullmatch(r"benchmarks/\w+\.py", name):
-            imports_serve = re.search(
-                r"(?m)^(from|import) (serve|deploy)\b", (root / name).read_text("utf-8")
-            )
-            return (imports_serve is not None) == (side == "serve")
+        if re.fullmatch(r"benchmarks/(\w+/)?\w+\.py", name):
+            text = (root / name).read_text("utf-8")
+            serves = "/peers/" in name or re.search(r"(?m)^(from|import) (serve|deploy)\b", text) is not None
+            return serves == (side == "serve")
         return in_folders.fullmatch(name) is not None
 
     return chooses

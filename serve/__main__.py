@@ -3,7 +3,7 @@
     python -m serve publish --bundle bundles/digits/1
     python -m serve up
     python -m serve promote digits-1 | rollback | list | verify model_repository/current
-    python -m serve watch --http triton:8000 --grpc triton:8001
+    python -m serve watch --http triton:8000 --grpc triton:8001 --metrics triton:8002
     python -m serve predict cat.jpg
     python -m serve smoke --release ... --images ... --predictions ... --output ...
     python -m serve container | health
@@ -15,6 +15,7 @@ import argparse
 import difflib
 import re
 import signal
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -27,6 +28,8 @@ from slipway.paths import PROJECT_ROOT, relative_to_project
 REPOSITORY = PROJECT_ROOT / "model_repository"
 CURRENT = REPOSITORY / "current"
 DEFAULT_URLS = {"http": "127.0.0.1:8000", "grpc": "127.0.0.1:8001"}
+DEFAULT_METRICS = "127.0.0.1:8002"
+PROBE_SECONDS = 4.0  # for each answer; whoever runs `health` gives it 10
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -180,8 +183,7 @@ def _up(options: argparse.Namespace) -> None:
 
 def _watch_options(parser: argparse.ArgumentParser) -> None:
     _add_path(parser, "--release", "release that is to answer, or a link to it that may be moved", CURRENT)
-    for protocol, url in DEFAULT_URLS.items():
-        parser.add_argument(f"--{protocol}", default=url, help=f"host:port of {protocol} (default: {url})")
+    _add_server_options(parser)
     parser.add_argument("--address", default="127.0.0.1", help="where to show metrics (default: 127.0.0.1)")
     parser.add_argument("--port", type=int, default=9102, help="where to show metrics (default: 9102)")
     parser.add_argument(
@@ -197,6 +199,7 @@ def _watch(options: argparse.Namespace) -> None:
     watch.run(
         options.release,
         {protocol: getattr(options, protocol) for protocol in DEFAULT_URLS},
+        options.metrics,
         options.probe_seconds,
         (options.address, options.port),
     )
@@ -215,15 +218,24 @@ def _container(options: argparse.Namespace) -> None:
 
 def _health_options(parser: argparse.ArgumentParser) -> None:
     _add_path(parser, "--release", "release that is to answer, or a link to it", CURRENT)
-    for protocol, url in DEFAULT_URLS.items():
-        parser.add_argument(f"--{protocol}", default=url, help=f"host:port of {protocol} (default: {url})")
+    _add_server_options(parser)
 
 
 def _health(options: argparse.Namespace) -> None:
     from serve import health
     from serve.release import open_release
 
-    health.probe(open_release(options.release), {name: getattr(options, name) for name in DEFAULT_URLS})
+    urls = {name: getattr(options, name) for name in DEFAULT_URLS}
+    ask = partial(health.probe, open_release(options.release), urls, PROBE_SECONDS)
+    if not health.answers_or_is_busy(ask, options.metrics, PROBE_SECONDS):
+        print("busy: the golden image was not answered in time, but others are", file=sys.stderr)
+
+
+def _add_server_options(parser: argparse.ArgumentParser) -> None:
+    for name, url in {**DEFAULT_URLS, "metrics": DEFAULT_METRICS}.items():
+        parser.add_argument(
+            f"--{name}", default=url, help=f"host:port of the server's {name} (default: {url})"
+        )
 
 
 def _smoke_options(parser: argparse.ArgumentParser) -> None:

@@ -10,6 +10,7 @@ for gRPC the status of the call if that was an error, else a dash. The pipe hold
 behind further, HAProxy drops lines: it never waits for us.
 """
 
+import logging
 import os
 import threading
 
@@ -30,6 +31,8 @@ _GRPC_OUTCOMES = {
 _HTTP_OUTCOMES = {"200": "ok", "408": "abandoned", "429": "unavailable", "503": "unavailable"}
 _CLIENT_LEFT = ("C", "c")
 
+logger = logging.getLogger(__name__)
+
 
 class AccessLog:
     """A pipe, and a thread that counts what comes out of it. `descriptor` is the end to write to."""
@@ -48,7 +51,13 @@ class AccessLog:
     def _count(self, reading: int) -> None:
         with os.fdopen(reading, encoding="ascii", errors="replace") as lines:
             for line in lines:
-                if (request := outcome_of(line)) is not None:
+                try:
+                    request = outcome_of(line)
+                except (ValueError, IndexError):
+                    # Of another version, say; the next lines may be as they should.
+                    logger.warning("WARNING: HAProxy logged what cannot be counted: %r", line)
+                    continue
+                if request is not None:
                     self._metrics.answered(*request)
 
 

@@ -5,7 +5,7 @@ Triton's own health endpoints stay 200 when the process behind a model has died.
 
 import http.client
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,7 +13,7 @@ import numpy as np
 from serve.client import CLIENTS, Client
 from serve.model_config import CLASSIFIER
 from serve.models import PROBE
-from serve.protocol import Unreachable
+from serve.protocol import DeadlineExceeded, Overloaded, Unreachable
 from serve.release import Release
 from slipway.errors import SlipwayError
 
@@ -49,6 +49,26 @@ def probe(release: Release, urls: Mapping[str, str], deadline_seconds: float = 5
             url, connect_seconds=deadline_seconds, deadline_seconds=deadline_seconds, request_id=PROBE
         ) as client:
             check(client, release)
+
+
+def answers_or_is_busy(ask: Callable[[], None], metrics: str, deadline_seconds: float) -> bool:
+    """Whether a golden image is answered well; False if it is not because the server has more to do than it can.
+
+    That one gets on with what waits, and another in its place would be no better off.
+
+    Args:
+        ask: the probe. What else it raises than that an answer is late or the queue full, is raised.
+        metrics: host:port where the server shows them.
+    """
+    before = load(metrics, deadline_seconds)
+    try:
+        ask()
+    except (DeadlineExceeded, Overloaded):
+        after = load(metrics, deadline_seconds)
+        if after.waiting == 0 or after.answered == before.answered:
+            raise
+        return False
+    return True
 
 
 @dataclass(frozen=True, kw_only=True)

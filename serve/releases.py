@@ -19,7 +19,7 @@ from pathlib import Path
 from serve import server
 from serve.health import WrongAnswer
 from serve.protocol import ServingError
-from serve.release import ABOUT, CURRENT, PREVIOUS, RELEASES, Release, open_release
+from serve.release import ABOUT, CURRENT, FORMAT, PREVIOUS, RELEASES, Release, open_release
 from serve.server import ServerError
 from slipway import sealed
 from slipway.errors import SlipwayError, UsageError
@@ -88,6 +88,9 @@ def table(repository: Path) -> Iterator[str]:
         place = places.get(directory.resolve(), "")
         try:
             about = json.loads((directory / ABOUT).read_bytes())
+            if about["format"] != FORMAT:
+                yield f"{place:8}  {directory.name}  of another version of Slipway; publish its bundle again"
+                continue
             yield f"{place:8}  {directory.name}  {about['identity']}  {about['target']}  {about['artefact']}"
         except (OSError, ValueError, KeyError) as error:
             yield f"{place:8}  {directory.name}  damaged: {ABOUT} cannot be read ({error!r})"

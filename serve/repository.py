@@ -190,6 +190,7 @@ def _pins(target: Target) -> Pins:
 def _code() -> dict[str, str]:
     """Hash of each file that decides what a release holds."""
     files = [SLIPWAY / name for name in PREPROCESSING]
+    files += [SLIPWAY / "artefact.py", SERVE / "release.py"]
     files += [SERVE / "repository.py", SERVE / "model_config.py", *sorted((SERVE / "models").glob("*.py"))]
     return {f"{file.parent.name}/{file.name}": hashing.of_file(file) for file in files}
 

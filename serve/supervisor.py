@@ -15,7 +15,7 @@ from serve import health
 from serve import server as servers
 from serve.front import Front, FrontFailure
 from serve.health import WrongAnswer
-from serve.protocol import DeadlineExceeded, Overloaded, ServingError
+from serve.protocol import ServingError
 from serve.release import Release, open_release
 from serve.server import PortTaken, Server, ServerError
 from slipway.errors import SlipwayError
@@ -227,22 +227,17 @@ class Supervisor:
         """Ask for a golden image. Raises WrongAnswer at once, ServingError when it has happened often enough."""
         serving.next_probe = time.monotonic() + self._probe_seconds
         deadline = self._probe_seconds / len(serving.server.urls)
+        server = serving.server
         try:
-            before = health.load(serving.server.metrics, deadline)
-            try:
-                serving.server.probe(deadline)
-            except (DeadlineExceeded, Overloaded):
-                # A server that is given more than it can do is late as well; a new one would be no better off.
-                after = health.load(serving.server.metrics, deadline)
-                if after.waiting == 0 or after.answered == before.answered:
-                    raise
+            answers = health.answers_or_is_busy(lambda: server.probe(deadline), server.metrics, deadline)
         except ServingError:
             self._metrics.probed(good=False)
             serving.failed_probes += 1
             if serving.failed_probes >= FAILED_PROBES:
                 raise
         else:
-            self._metrics.probed(good=True)
+            if answers:
+                self._metrics.probed(good=True)
             serving.failed_probes = 0
 
     def _replace_later(self, reason: SlipwayError) -> None:

@@ -9,6 +9,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 
 from serve import health
@@ -19,12 +20,14 @@ from slipway.errors import SlipwayError
 logger = logging.getLogger(__name__)
 
 
-def run(link: Path, urls: Mapping[str, str], probe_seconds: float, listen: tuple[str, int]) -> None:
+def run(
+    link: Path, urls: Mapping[str, str], triton_metrics: str, probe_seconds: float, listen: tuple[str, int]
+) -> None:
     """Until interrupted.
 
     Args:
         link: the release that is to answer, or a link to one that may be moved to another meanwhile.
-        urls: protocol -> host:port.
+        urls: protocol -> host:port. triton_metrics: host:port where the server shows its own.
         listen: address and port where metrics are shown.
 
     Raises SlipwayError if somebody else listens there.
@@ -38,24 +41,34 @@ def run(link: Path, urls: Mapping[str, str], probe_seconds: float, listen: tuple
             raise SlipwayError(f"metrics cannot be shown at {where}: {error}; give another --port") from error
         logger.info("asking %s; metrics are at http://%s:%d/metrics", ", ".join(urls.values()), *listen)
         try:
-            _watch(link, urls, probe_seconds, metrics)
+            _watch(link, urls, triton_metrics, probe_seconds, metrics)
         except KeyboardInterrupt:
             logger.info("stopped")
 
 
-def _watch(link: Path, urls: Mapping[str, str], probe_seconds: float, metrics: ServiceMetrics) -> None:
+def _watch(
+    link: Path,
+    urls: Mapping[str, str],
+    triton_metrics: str,
+    probe_seconds: float,
+    metrics: ServiceMetrics,
+) -> None:
     release: Release | None = None
     said: str | None = None
+    seconds = probe_seconds / len(urls)
     while True:
+        busy = False
         try:
             if release is None or release.directory != link.resolve():
                 release = None
                 release = open_release(link)  # what cannot be opened could not be served either
-            health.probe(release, urls, probe_seconds / len(urls))
+            ask = partial(health.probe, release, urls, seconds)
+            busy = not health.answers_or_is_busy(ask, triton_metrics, seconds)
             problem = ""
         except SlipwayError as error:
             problem = str(error)
-        metrics.probed(good=not problem)
+        if not busy:
+            metrics.probed(good=not problem)
         if problem != said:
             logger.info("%s", f"WARNING: {problem}" if problem else "golden images are answered well")
             said = problem

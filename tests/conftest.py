@@ -7,6 +7,8 @@ import pytest
 # The networks of the tests are small: a second thread costs them more than it brings, and on a busy machine each would
 # wait for the other to be given a core. Set here, before anything imports a library that counts the cores.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# MLflow asks its makers for settings when it is imported.
+os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

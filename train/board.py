@@ -1,6 +1,7 @@
 """Where figures go besides metrics.jsonl: TensorBoard always, and the experiment trackers that `run.loggers` names."""
 
 import importlib.util
+import logging
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -17,6 +18,18 @@ if TYPE_CHECKING:
     from lightning.pytorch.loggers import Logger
 
 
+# Files are what works with nothing else running, and MLflow asks for a word before it writes them. A server that is
+# gone must not hold training up for minutes; and that training runs is nobody else's affair.
+_MLFLOW_SETTINGS = {
+    "MLFLOW_ALLOW_FILE_STORE": "true",
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+}
+
+logger = logging.getLogger(__name__)
+
+
 class BoardError(SlipwayError):
     """A tracker is asked for that is not installed."""
 
@@ -25,13 +38,17 @@ class Board:
     """Takes figures by name, for a step of training."""
 
     def __init__(self, tensorboard: SummaryWriter, trackers: "Sequence[Logger]") -> None:
-        self._tensorboard, self._trackers = tensorboard, trackers
+        self._tensorboard, self._trackers = tensorboard, list(trackers)
 
     def log(self, figures: dict[str, float], step: int) -> None:
         for name, value in figures.items():
             self._tensorboard.add_scalar(name, value, step)
-        for tracker in self._trackers:
-            tracker.log_metrics(figures, step=step)
+        for tracker in list(self._trackers):
+            try:
+                tracker.log_metrics(figures, step=step)
+            except Exception as error:  # noqa: BLE001 - whatever it is, it is no reason to lose training
+                logger.warning("WARNING: %s: %s; it gets no more figures", type(tracker).__name__, error)
+                self._trackers.remove(tracker)
 
 
 @contextmanager
@@ -41,8 +58,6 @@ def board(run: Run, config: Config, step: int) -> Iterator[Board]:
         tensorboard = SummaryWriter(str(run.directory / "tensorboard"), purge_step=step + 1)
         stack.callback(tensorboard.close)
         trackers = [stack.enter_context(_TRACKERS[name](run, config)) for name in config.run.loggers]
-        for tracker in trackers:
-            tracker.log_hyperparams(configuration.to_dict(config))
         yield Board(tensorboard, trackers)
 
 
@@ -58,28 +73,31 @@ def require_installed(trackers: Sequence[str]) -> None:
 @contextmanager
 def _mlflow(run: Run, config: Config) -> Iterator["Logger"]:
     """At MLFLOW_TRACKING_URI, or in files beside the runs."""
+    for name, value in _MLFLOW_SETTINGS.items():
+        os.environ.setdefault(name, value)
     from lightning.pytorch.loggers import MLFlowLogger
     from mlflow import MlflowClient
 
-    # Files are what works with nothing else running. MLflow asks for a word before it writes them.
-    os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
     uri = os.environ.get("MLFLOW_TRACKING_URI") or (config.run.directory.absolute() / "mlruns").as_uri()
     client = MlflowClient(uri)
     name = run.directory.name
     experiment = client.get_experiment_by_name(config.run.name)
     found = client.search_runs([experiment.experiment_id], f"run_name = '{name}'") if experiment else []
-    logger = MLFlowLogger(
+    tracker = MLFlowLogger(
         experiment_name=config.run.name,
         run_name=name,
         tracking_uri=uri,
         run_id=found[0].info.run_id if found else None,
     )
+    if not found:  # they cannot be changed, and a run may go on with other settings of `hardware`
+        tracker.log_hyperparams(configuration.to_dict(config))
     status = "failed"
     try:
-        yield logger
+        yield tracker
         status = "success"
     finally:
-        logger.finalize(status)
+        with _not_fatal("mlflow"):
+            tracker.finalize(status)
 
 
 @contextmanager
@@ -88,9 +106,24 @@ def _wandb(run: Run, config: Config) -> Iterator["Logger"]:
     from lightning.pytorch.loggers import WandbLogger
 
     name = run.directory.name
-    logger = WandbLogger(name=name, id=name, project=config.run.name, save_dir=run.directory)
-    with logger.experiment:
-        yield logger
+    tracker = WandbLogger(name=name, id=name, project=config.run.name, save_dir=run.directory)
+    tracker.log_hyperparams(configuration.to_dict(config))
+    code = 1
+    try:
+        yield tracker
+        code = 0
+    finally:
+        with _not_fatal("wandb"):
+            tracker.experiment.finish(exit_code=code)
+
+
+@contextmanager
+def _not_fatal(name: str) -> Iterator[None]:
+    """What goes wrong in here is only said: it must not take the place of the reason why training ends."""
+    try:
+        yield
+    except Exception as error:  # noqa: BLE001 - trackers raise what they like
+        logger.warning("WARNING: run.loggers %s: could not be closed well: %s", name, error)
 
 
 _TRACKERS = {"mlflow": _mlflow, "wandb": _wandb}

@@ -8,6 +8,7 @@ was preempted and not started again, still says 1 and makes no progress.
 """
 
 import contextlib
+import logging
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,6 +19,8 @@ from prometheus_client import CollectorRegistry, Gauge, write_to_textfile
 
 from slipway import sealed
 from train.preemption import Preempted
+
+logger = logging.getLogger(__name__)
 
 TEXTFILE = "metrics.prom"
 # However short a step is.
@@ -47,6 +50,7 @@ class Exposition:
         self._gauges: dict[str, Gauge] = {}
         self._began = time.time()
         self._write_at = 0.0
+        self._failed = False
         self._set(
             {"running": 1, "planned_samples": planned_samples, "progress_timestamp_seconds": self._began}
         )
@@ -70,8 +74,15 @@ class Exposition:
 
     def _write(self) -> None:
         self._write_at = time.monotonic() + WRITE_SECONDS
-        self._set({"checkpoint_timestamp_seconds": self._last_saved()})
-        write_to_textfile(str(self._file), self._registry)
+        try:
+            self._set({"checkpoint_timestamp_seconds": self._last_saved()})
+            write_to_textfile(str(self._file), self._registry)
+        except (
+            OSError
+        ) as error:  # a full disk, say; being watched is no reason to end, nor to hide why training does
+            if not self._failed:
+                logger.warning("WARNING: %s: cannot be written (%s)", self._file, error)
+            self._failed = True
 
     def _last_saved(self) -> float:
         """Since when work would be lost."""

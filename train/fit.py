@@ -82,6 +82,7 @@ def fit(config: Config, dataset: Dataset) -> Path:
             _restore(trainer, newest)
         if _is_finished(trainer):
             logger.info("trained already: %s", run.directory)
+            _say_that_it_ended(trainer)
         else:
             with worker_deaths_in_words():
                 _train(trainer)
@@ -277,6 +278,14 @@ def _validate_weights(trainer: Trainer, outputs: Outputs, weights: Weights) -> N
     if outputs.exposition:
         figures = {f"val_loss_{weights}": result.loss, f"val_accuracy_{weights}": result.accuracy}
         outputs.exposition.update(progress.step, progress.cursor, figures)
+
+
+def _say_that_it_ended(trainer: Trainer) -> None:
+    """To Prometheus, which was told that it runs if it was stopped or killed after its last score."""
+    if trainer.machine.is_first:
+        run, progress = trainer.run, trainer.progress
+        with Exposition(run.directory, run.checkpoints, trainer.order.end) as last:
+            last.update(progress.step, progress.cursor, {})
 
 
 def _say_what_was_skipped(trainer: Trainer) -> None:

@@ -138,7 +138,8 @@ def _launched(devices: int) -> tuple[int, int]:
     """
     if "WORLD_SIZE" in os.environ:  # torchrun
         return int(os.environ["WORLD_SIZE"]), int(os.environ["LOCAL_WORLD_SIZE"])
-    if tasks := int(os.environ.get("SLURM_STEP_NUM_TASKS", "0")):  # srun, a task a process
+    # srun, a task a process; a step of one task is also what a shell on a node is.
+    if (tasks := int(os.environ.get("SLURM_STEP_NUM_TASKS", "0"))) > 1:
         nodes = int(os.environ["SLURM_STEP_NUM_NODES"])
         if tasks % nodes:
             raise HardwareError(f"srun started {tasks} tasks on {nodes} nodes; every node needs as many")

@@ -65,11 +65,16 @@ def _found(storage: Saved) -> Iterator[Found]:
         own = _SPLITS[split] if len(tables) > 1 else None
         for row in range(len(table.rows)):
             cells = table.rows[row]
-            file = f"{split}/{row:08d}{PurePosixPath(cells[table.image]['path'] or '').suffix}"
-            number = cells[table.label]
+            image, number = cells[table.image] or {}, cells[table.label]
+            file = f"{split}/{row:08d}{PurePosixPath(image.get('path') or '').suffix}"
+            if not image:
+                raise DataError(f"{storage.where(file)}: has no image")
             if number is None or number < 0:  # -1 is what unlabelled test splits say
                 raise DataError(f"{storage.where(file)}: has no label")
-            digest = hashing.of_bytes(table.encoded(row))
+            try:
+                digest = hashing.of_bytes(table.encoded(row))
+            except OSError as error:
+                raise DataError(f"{storage.where(file)}: cannot be read ({error})") from error
             yield Found(name=table.names[number], file=file, sha256=digest, split=own)
 
 

@@ -59,7 +59,9 @@ def read_manifest(config: DataConfig) -> Dataset:
             raise DataError(f"{where}: the split is {split!r}; it must be train, val or test")
         file = storage.name_of(path)
         if file in rows:
-            raise DataError(f"{where}: lists {path}, which an earlier row lists as {rows[file][0]}")
+            raise DataError(
+                f"{where}: lists {storage.shown(path)}, which an earlier row lists as {storage.shown(rows[file][0])}"
+            )
         rows[file] = row
         locations[file] = path if path.startswith(storage.ELSEWHERE) else str(manifest.parent / path)
     return assemble(_hashed(rows, locations, manifest), Located(locations), config, str(manifest))

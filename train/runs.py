@@ -136,8 +136,9 @@ def read_metrics(run: Run) -> Iterator[dict[str, Any]]:
         return
     with run.metrics.open(encoding="utf-8") as file:
         for line in file:
-            if line.endswith("\n"):
-                yield json.loads(line)
+            if not line.endswith("\n"):  # or being written just now
+                return
+            yield json.loads(line)
 
 
 def epochs_without_gain(run: Run) -> int:

@@ -11,8 +11,9 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from functools import lru_cache
 from http import HTTPStatus
+from io import BytesIO
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import IO, Any
 from urllib.parse import unquote, urlsplit
 
 from urllib3 import PoolManager, Retry, Timeout
@@ -24,7 +25,7 @@ S3 = "s3://"
 WEB = ("http://", "https://")
 ELSEWHERE = (S3, *WEB)
 
-# Seconds to wait before a busy web server is asked for the second time; each time after that it is twice as long.
+# Half of the seconds to wait before a web server is asked for the third time; each time after that it is twice as long.
 PATIENCE = 0.5
 
 # It warns of every try that failed, with the whole address.
@@ -57,8 +58,7 @@ def stream(location: str) -> Iterator[IO[bytes]]:
         with _plain_errors(location), closing(client().get_object(**_address(location))["Body"]) as body:
             yield body
     elif location.startswith(WEB):
-        with _from_the_web(location) as body:
-            yield body
+        yield BytesIO(_from_the_web(location))
     else:
         with Path(location).open("rb") as file:
             yield file
@@ -86,19 +86,21 @@ def shown(location: str) -> str:
     return location.partition("?")[0] if location.startswith(WEB) else location
 
 
-@contextmanager
-def _from_the_web(location: str) -> Iterator[IO[bytes]]:
-    retries = Retry(total=5, backoff_factor=PATIENCE, status_forcelist=(429, 500, 502, 503, 504))
+def _from_the_web(location: str) -> bytes:
+    """Everything, asked for again where the server is busy or the connection breaks, at the beginning or midway."""
+    retries = Retry(
+        total=5, backoff_factor=PATIENCE, status_forcelist=(429, 500, 502, 503, 504), retry_after_max=60
+    )
     try:
-        with _connections(os.getpid()).request(
-            "GET", location, retries=retries, timeout=Timeout(connect=20, read=60), preload_content=False
-        ) as answer:
-            if answer.status != HTTPStatus.OK:
-                raise DataError(f"{shown(location)}: cannot be read (HTTP {answer.status})")
-            yield cast("IO[bytes]", answer)
+        answer = _connections(os.getpid()).request(
+            "GET", location, retries=retries, timeout=Timeout(connect=20, read=60)
+        )
     except HTTPError as error:
         # Of a request that was given up, the last reason: the whole would quote the address.
         raise DataError(f"{shown(location)}: cannot be read ({getattr(error, 'reason', error)})") from None
+    if answer.status != HTTPStatus.OK:
+        raise DataError(f"{shown(location)}: cannot be read (HTTP {answer.status})")
+    return answer.data
 
 
 @lru_cache(maxsize=1)

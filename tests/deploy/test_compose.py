@@ -22,7 +22,7 @@ OWN_IMAGE = "slipway-serve:local"
 WITHOUT_HEALTH_CHECK = {"collector"}
 
 
-@pytest.fixture(scope="module", params=stack.PROFILES)
+@pytest.fixture(scope="module", params=list(stack.PROFILES))
 def composed(request: pytest.FixtureRequest) -> dict[str, Any]:
     command = [
         stack.PROGRAM,
@@ -146,6 +146,26 @@ def secrets_in(folder: Path, *present: str) -> Path:
     file = folder / "compose.yaml"
     file.write_text(json.dumps({"secrets": listed}))  # JSON is YAML
     return file
+
+
+def test_root_is_told_that_the_gateway_does_not_run_as_root(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.getuid", lambda: 0)
+    monkeypatch.delenv("SLIPWAY_USER", raising=False)
+    with pytest.raises(SlipwayError, match="the gateway does not run as root; call this as a user who"):
+        stack.main(["up"])
+
+
+def test_servers_of_the_other_profile_are_taken_away_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both would answer as `triton`."""
+    asked: list[tuple[str, ...]] = []
+    monkeypatch.setenv("SLIPWAY_USER", "1000:1000")
+    monkeypatch.setattr(stack, "require_secrets", lambda file: None)
+    monkeypatch.setattr(stack, "compose", lambda *arguments: asked.append(arguments))
+    stack.main(["up", "--profile", "gpu"])
+    assert asked[0] == ("cpu", "rm", "--stop", "--force", "triton")
+    assert asked[1][:2] == ("gpu", "up")
 
 
 def test_secrets_that_are_missing_are_named_and_what_brings_them(tmp_path: Path) -> None:

@@ -32,11 +32,14 @@ def test_outcome(line: str, expected: tuple[str, str, float] | None) -> None:
     assert outcome_of(line) == expected
 
 
-def test_what_is_left_in_the_pipe_is_counted_before_it_is_closed() -> None:
+def test_what_is_left_in_the_pipe_is_counted_before_it_is_closed_and_a_line_of_no_request_passed_over(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     metrics = ServiceMetrics()
     log = AccessLog(metrics)
     with open(log.descriptor, "w", closefd=False) as pipe:
-        pipe.writelines(["http POST 200 20 --\n", "grpc POST 200 30 -- 13\n", "http <BADREQ> 400 0 PR\n"])
+        pipe.writelines(["http POST 200 20 --\n", "proxies stopped\n", "http POST ok 1 --\n"])
+        pipe.writelines(["grpc POST 200 30 -- 13\n", "http <BADREQ> 400 0 PR\n"])
     log.close()
 
     def count(protocol: str, outcome: str) -> float | None:
@@ -44,3 +47,4 @@ def test_what_is_left_in_the_pipe_is_counted_before_it_is_closed() -> None:
         return metrics.registry.get_sample_value("slipway_request_duration_seconds_count", labels)
 
     assert (count("http", "ok"), count("grpc", "failed"), count("http", "refused")) == (1, 1, 0)
+    assert "cannot be counted: 'proxies stopped\\n'" in caplog.text

@@ -62,7 +62,7 @@ def contained(release: Release, ports: Ports) -> Iterator["subprocess.Popen[str]
 
 
 def health(release: Release, ports: Ports) -> tuple[int, str]:
-    urls = [f"--{name}=127.0.0.1:{port}" for name, port in (("http", ports.http), ("grpc", ports.grpc))]
+    urls = [f"--{name}=127.0.0.1:{port}" for name, port in vars(ports).items()]
     process = serve("health", "--release", str(release.directory), *urls)
     _, errors = process.communicate(timeout=120)
     return process.returncode, errors
@@ -87,7 +87,7 @@ def test_it_becomes_triton_is_probed_and_stops_cleanly(release: Release) -> None
         assert process.wait(60) == 0
     code, errors = health(release, ports)
     assert code == 1
-    assert f"error: 127.0.0.1:{ports.http}: no server answers there" in errors
+    assert f"error: 127.0.0.1:{ports.metrics}: no metrics can be read there" in errors
     sealed.verify(release.directory, "release")  # Triton's byte code did not go into it
 
 

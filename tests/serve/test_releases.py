@@ -15,7 +15,7 @@ from serve.server import ServerError
 from slipway.bundle import Bundle
 from slipway.errors import SlipwayError, UsageError
 from slipway.sealed import SealError
-from tests.serve.tools import CPUS, variant
+from tests.serve.tools import CPUS, edit_text, variant
 
 
 @pytest.fixture
@@ -202,6 +202,11 @@ def test_the_list_says_what_is_served_and_what_was(
         ]
     )
     assert list(releases.table(tmp_path / "none")) == []
+    edit_text(container / "release.json", "slipway-release/2", "slipway-release/1")
+    assert (
+        f"          {container.name}  of another version of Slipway; publish its bundle again"
+        in releases.table(tmp_path)
+    )
     (container / "release.json").unlink()
     assert [line for line in releases.table(tmp_path) if f"{container.name}  damaged: release.json" in line]
 

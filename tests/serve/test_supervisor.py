@@ -185,7 +185,7 @@ def test_a_full_disk_ends_no_service(
     monkeypatch.setattr(supervisors, "FIRST_PAUSE_SECONDS", 0.01)
     dead = supervisor.server
     with monkeypatch.context() as patch:
-        patch.setattr(servers, "_private_folder", full)
+        patch.setattr(servers, "folder_of_links", full)
         os.kill(dead.pid, signal.SIGKILL)
         step_until(supervisor, lambda: "Triton could not be started" in caplog.text)
         patch.setattr(Path, "write_text", full)

@@ -22,7 +22,16 @@ def test_it_says_whether_golden_images_are_answered_well(
     link, log, port = tmp_path / "current", tmp_path / "log", free_ports().http
     link.symlink_to(release.directory)
     command = [sys.executable, "-m", "serve", "watch", "--release", str(link), "--port", str(port)]
-    command += ["--http", server.http, "--grpc", server.grpc, "--probe-seconds", "1"]
+    command += [
+        "--http",
+        server.http,
+        "--grpc",
+        server.grpc,
+        "--metrics",
+        server.metrics,
+        "--probe-seconds",
+        "1",
+    ]
     with log.open("wb") as output:
         watch = subprocess.Popen(command, stderr=output)
     try:
@@ -37,5 +46,9 @@ def test_it_says_whether_golden_images_are_answered_well(
         wait_until(lambda: value(url, "slipway_golden_probe_good") == 1)
     finally:
         watch.send_signal(signal.SIGTERM)
-        assert watch.wait(60) == 0
+        try:
+            assert watch.wait(60) == 0
+        finally:
+            watch.kill()
+            watch.wait()
     assert log.read_text().endswith("stopped\n")

@@ -1,14 +1,16 @@
 """Experiment trackers get the figures that metrics.jsonl has, as one run, however often training is continued."""
 
 import importlib.util
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from mlflow import MlflowClient
+from torch.utils.tensorboard import SummaryWriter
 
 from tests.train.conftest import MakeConfig, MakeFolder
 from train import fit as loop
-from train.board import BoardError
+from train.board import Board, BoardError
 from train.config import Config
 from train.dataset import Dataset
 from train.fit import fit
@@ -54,7 +56,28 @@ def stopped_and_continued(config: Config, dataset: Dataset, monkeypatch: pytest.
         patched.setattr(loop, "_validate", interrupt)
         with pytest.raises(KeyboardInterrupt):
             fit(config, dataset)
-    return fit(config, dataset)
+    # With another value that does not determine what is trained: MLflow lets nobody change parameters.
+    hardware = replace(config.hardware, background_saving=True)
+    return fit(replace(config, hardware=hardware), dataset)
+
+
+def test_tracker_that_fails_is_given_up_and_training_goes_on(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Gone:
+        asked = 0
+
+        def log_metrics(self, figures: dict[str, float], step: int) -> None:
+            self.asked += 1
+            raise ConnectionError("no such server")
+
+    tracker = Gone()
+    with SummaryWriter(str(tmp_path)) as tensorboard:
+        shown = Board(tensorboard, [tracker])  # type: ignore[list-item]
+        shown.log({"loss": 1.0}, 1)
+        shown.log({"loss": 0.5}, 2)
+    assert tracker.asked == 1
+    assert caplog.messages == ["WARNING: Gone: no such server; it gets no more figures"]
 
 
 @pytest.mark.filterwarnings("ignore")  # of W&B, about itself

@@ -56,6 +56,25 @@ def test_progress_is_written_at_most_once_a_second_and_never_lost(
     assert [path.name for path in tmp_path.iterdir()] == [TEXTFILE]
 
 
+def test_a_file_that_cannot_be_written_neither_ends_training_nor_hides_why_it_ends(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr(exposition, "write_to_textfile", full)
+    monkeypatch.setattr(exposition, "WRITE_SECONDS", 0.0)
+
+    def train() -> None:
+        with Exposition(tmp_path, tmp_path / "none", 100) as one:
+            one.update(1, 8, {})
+            raise Preempted("later")
+
+    with pytest.raises(Preempted, match="later"):
+        train()
+    assert len([line for line in caplog.messages if "cannot be written (No space left" in line]) == 1
+
+
 def test_work_is_safe_since_the_newest_checkpoint_or_the_start(tmp_path: Path) -> None:
     checkpoints = tmp_path / "checkpoints"
     for name, age in (("step-00000001", -7200), ("step-00000002", 3600)):
@@ -75,6 +94,10 @@ def test_a_real_run_says_how_it_goes(make_folder: MakeFolder, make_config: MakeC
     run = fit(config, read_folder(config.data))
     values = shown(run)
     assert (values["running"], values["samples"], values["planned_samples"]) == (0, 42, 42)
+    # Stopped or killed behind the last score it still says that it runs, until it is found to be finished.
+    (run / TEXTFILE).unlink()
+    fit(config, read_folder(config.data))
+    assert (shown(run)["running"], shown(run)["samples"]) == (0, 42)
     assert values["step"] == 6
     for name in (
         "loss",

@@ -43,6 +43,8 @@ def test_tasks_of_srun_train_together_and_not_each_by_itself(monkeypatch: pytest
     monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "4")
     monkeypatch.setenv("SLURM_STEP_NUM_NODES", "2")
     assert _launched(devices=1) == (4, 2)
+    monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "1")  # a shell on a node
+    assert _launched(devices=2) == (2, 2)
     monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "3")
     with pytest.raises(HardwareError, match="3 tasks on 2 nodes"):
         _launched(devices=1)

@@ -36,6 +36,10 @@ def split_of(root: Path, split: str) -> datasets.Dataset:
     return datasets.Dataset.from_dict(content, FEATURES)
 
 
+def with_images(rows: datasets.Dataset, image: dict[str, object] | None) -> datasets.Dataset:
+    return datasets.Dataset.from_dict({"picture": [image] * len(rows), "kind": rows["kind"]}, FEATURES)
+
+
 @pytest.fixture
 def saved(make_folder: MakeFolder, tmp_path: Path) -> tuple[Path, Path]:
     """A folder of images, and the same as a data set of three splits."""
@@ -88,8 +92,9 @@ def test_a_run_trains_on_it_with_loader_workers(saved: tuple[Path, Path], make_c
             lambda each: each.map(lambda row: {"kind": -1}, features=FEATURES),
             "split train, row 0: has no label",
         ),
+        (lambda each: with_images(each, None), "split train, row 0: has no image"),
     ],
-    ids=["no label column", "two image columns", "unlabelled"],
+    ids=["no label column", "two image columns", "unlabelled", "no image"],
 )
 def test_what_cannot_be_trained_on_is_told(saved, tmp_path: Path, change, complaint: str) -> None:  # type: ignore[no-untyped-def]
     change(split_of(saved[0], "train")).save_to_disk(str(tmp_path / "changed"))

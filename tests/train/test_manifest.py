@@ -105,6 +105,13 @@ def test_image_missing_in_the_web_is_named_without_its_signature(
     assert "secret" not in str(caught.value)
 
 
+def test_image_signed_twice_is_named_without_its_signatures(tmp_path: Path) -> None:
+    place = "https://images.example/a.png"
+    rows = [(f"{place}?signature=secret{number}", "ant", "train") for number in (1, 2)]
+    with pytest.raises(DataError, match=rf"row 3: lists {place}, which an earlier row lists as {place}$"):
+        read_manifest(config_of(write_csv(tmp_path / "web.csv", [HEADER, *rows])))
+
+
 def test_paths_are_relative_to_the_table_absolute_or_in_s3(
     make_folder: MakeFolder, tmp_path: Path, s3: None
 ) -> None:

@@ -112,7 +112,8 @@ def test_without_a_server_it_says_so_and_recovers_when_there_is_one(
             client.classify([images.flat(3)])
         front.point_at(servers["stable"])
         assert asked(client, 3) == {"stable": 3}
-        front.stop()
+        front._process.kill()
+        front._process.wait()
         with pytest.raises((ServerFailure, Unreachable), match="SERVER_LOST: no server is there"):
             client.classify([images.flat(3)])
         front.restart()
