@@ -10,6 +10,7 @@ import json
 import sys
 from collections import defaultdict
 from dataclasses import dataclass
+from datetime import datetime, timedelta
 from html import escape
 from pathlib import Path
 from statistics import median
@@ -19,6 +20,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 WIDTH, HEIGHT, MARGIN = 360, 90, 6
 COMPARED = 7  # runs before the last, whose median it is compared with
+STALE = timedelta(days=2)  # behind the newest of all; a benchmark that fails writes nothing
 
 
 PAGE = Template("""<!DOCTYPE html>
@@ -86,6 +88,9 @@ class Trend:
             return False
         return self.last.value < self.target if self.better == "higher" else self.last.value > self.target
 
+    def is_stale(self, newest: datetime) -> bool:
+        return newest - datetime.fromisoformat(self.last.at) > STALE
+
     @property
     def change(self) -> float | None:
         """The last value relative to the median of those before it; None if it is the first."""
@@ -147,29 +152,37 @@ def trend(benchmark: str, name: str, results: list[dict[str, Any]]) -> Trend:
 
 def page(trends: list[Trend]) -> str:
     benchmarks = list(dict.fromkeys(each.benchmark for each in trends))
+    newest = max(datetime.fromisoformat(each.last.at) for each in trends)
     missed = sum(each.missed for each in trends)
+    stale = sum(each.is_stale(newest) for each in trends)
+    problems = [f"targets missed: {missed}"] * (missed > 0) + [f"not measured any more: {stale}"] * (
+        stale > 0
+    )
     return PAGE.substitute(
         style=(ROOT / "train" / "page.css").read_text(encoding="utf-8"),
-        latest=escape(max(each.last.at for each in trends)[:16].replace("T", " ")),
-        verdict=f'<span class="bad">targets missed: {missed}</span>' if missed else "all targets reached",
-        sections="\n".join(section(name, trends) for name in benchmarks),
+        latest=f"{newest:%Y-%m-%d %H:%M}",
+        verdict=f'<span class="bad">{", ".join(problems)}</span>' if problems else "all targets reached",
+        sections="\n".join(section(name, trends, newest) for name in benchmarks),
     )
 
 
-def section(benchmark: str, trends: list[Trend]) -> str:
-    cards = "\n".join(card(each) for each in trends if each.benchmark == benchmark)
+def section(benchmark: str, trends: list[Trend], newest: datetime) -> str:
+    cards = "\n".join(
+        card(each, stale=each.is_stale(newest)) for each in trends if each.benchmark == benchmark
+    )
     return f'<section>\n<h2>{escape(benchmark)}</h2>\n<div class="trends">\n{cards}\n</div>\n</section>'
 
 
-def card(trend: Trend) -> str:
+def card(trend: Trend, *, stale: bool) -> str:
     """The figure of one ratio: what it is, its last value, and the curve."""
     target = "" if trend.target is None else f", target {trend.target:g}"
     change = "" if trend.change is None else f"{trend.change:+.1%} against the {COMPARED} runs before, "
-    state = ' class="bad"' if trend.missed else ""
+    state = ' class="bad"' if trend.missed or stale else ""
+    since = f"not measured since {trend.last.at[:10]}, " if stale else ""
     return (
         f"<figure><h3>{escape(trend.name)}</h3>"
         f"<p{state}><b>{trend.last.value:.2f}</b> {trend.better} is better{target}</p>{curve(trend)}"
-        f"<p>{change}{len(trend.runs)} in all, the last of {escape(trend.last.commit)}</p></figure>"
+        f"<p>{since}{change}{len(trend.runs)} in all, the last of {escape(trend.last.commit)}</p></figure>"
     )
 
 

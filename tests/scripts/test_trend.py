@@ -45,6 +45,17 @@ def test_target_is_missed_from_the_worse_side(tmp_path: Path, ratio: Ratio, miss
     assert (ratio.missed, shown.missed) == (missed, missed)
 
 
+def test_ratio_that_is_not_measured_any_more_does_not_count_as_reached(tmp_path: Path) -> None:
+    file, page = tmp_path / "results.jsonl", tmp_path / "index.html"
+    results.append(file, "serving", [Ratio(name="gone", value=1.0, target=0.9)])
+    (old,) = file.read_text().splitlines()
+    file.write_text(re.sub(r'"at": "[\d-]+', '"at": "2026-01-31', old) + "\n")
+    results.append(file, "training", [Ratio(name="still there", value=1.0, target=0.9)])
+    assert trend.main([str(file), str(page)]) == 0
+    assert "not measured any more: 1" in page.read_text()
+    assert "not measured since 2026-01-31" in page.read_text()
+
+
 def test_order_is_that_of_time_also_where_two_histories_were_joined(tmp_path: Path) -> None:
     file = tmp_path / "results.jsonl"
     lines = [
