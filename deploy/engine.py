@@ -53,15 +53,24 @@ def running() -> Iterator[str]:
 
     Raises NoEngine.
     """
-    if host := os.environ.get("DOCKER_HOST"):
-        if (problem := _silence_of(host)) is not None:
-            raise NoEngine(f"DOCKER_HOST is {host}, and no container engine answers there: {problem}")
+    if (host := existing()) is not None:
         yield host
-    elif USUAL_SOCKET.exists() and _silence_of(f"unix://{USUAL_SOCKET}") is None:
-        yield f"unix://{USUAL_SOCKET}"
     else:
         with private() as host:
             yield host
+
+
+def existing() -> str | None:
+    """The address of an engine that runs already, if there is one.
+
+    Raises NoEngine if DOCKER_HOST names one that does not answer.
+    """
+    if host := os.environ.get("DOCKER_HOST"):
+        if (problem := _silence_of(host)) is not None:
+            raise NoEngine(f"DOCKER_HOST is {host}, and no container engine answers there: {problem}")
+        return host
+    usual = f"unix://{USUAL_SOCKET}"
+    return usual if USUAL_SOCKET.exists() and _silence_of(usual) is None else None
 
 
 @contextmanager

@@ -156,11 +156,11 @@ def main(arguments: list[str]) -> str:
     add_base_option(parser)
     parser.add_argument("--digest", default="", help="of the base image, sha256:...; a release build sets it")
     options = parser.parse_args(arguments)
-    if "DOCKER_HOST" not in os.environ and not engine.USUAL_SOCKET.exists():
+    if (host := engine.existing()) is None:
         raise UsageError(
             "no container engine runs here that would keep the image; start Docker or set DOCKER_HOST"
         )
-    with engine.running() as host, engine.client(host) as client:
+    with engine.client(host) as client:
         if options.target == "serve":
             tag, base = build_serve(client, host, options.base, options.digest)
             logger.info("%s stands on %s", tag, base.description)
