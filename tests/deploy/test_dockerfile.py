@@ -48,6 +48,7 @@ def test_packages_are_installed_by_hash() -> None:
 
 @pytest.mark.parametrize("target", TARGETS)
 def test_caches_are_where_any_user_may_write(target: str) -> None:
+    """Case E03. As a user whom the image does not know, the serving image is run by deploy.smoke."""
     assert re.search(r"\bHOME=/tmp\b", stage(target))
     if target == "train":
         assert "TORCHINDUCTOR_CACHE_DIR=/tmp/" in stage(target)
