@@ -11,6 +11,7 @@ from serve.release import Release
 from serve.server import Server, serving
 from tests import images
 from tests.serve.tools import Oracle, variant
+from tests.slipway import preprocessed
 
 pytestmark = pytest.mark.integration
 
@@ -53,6 +54,22 @@ def test_known_numbers_are_read_back_unchanged(server: Server, oracle: Oracle) -
     assert len(np.unique(read_back)) > 100
     (expected,) = oracle.session.run(["logits"], {"image": pixels[None]})
     np.testing.assert_allclose(logits, expected, rtol=0, atol=1e-5)
+
+
+def test_every_image_of_the_corpus_becomes_the_same_pixels_in_the_server_to_the_byte(
+    server: Server, oracle: Oracle
+) -> None:
+    """Every mode, format, orientation, depth and size edge, as a data set would have decoded it."""
+    names, files = zip(*((name, data) for name, (data, _) in preprocessed.corpus().items()), strict=True)
+    size = oracle.signature.max_batch
+    with tritonclient.grpc.InferenceServerClient(server.grpc) as raw:
+        for start in range(0, len(files), size):
+            batch = files[start : start + size]
+            encoded = tritonclient.grpc.InferInput("encoded", [len(batch), 1], "BYTES")
+            encoded.set_data_from_numpy(np.array(batch, dtype=np.object_)[:, None])
+            read_back = raw.infer("preprocess", [encoded]).as_numpy("image")
+            for name, data, pixels in zip(names[start : start + size], batch, read_back, strict=True):
+                np.testing.assert_array_equal(pixels, oracle.pixels(data), err_msg=name)
 
 
 def test_bytes_and_floats_arrive_as_they_were_sent(release: Release, tmp_path: Path) -> None:
