@@ -242,14 +242,17 @@ class Server:
     def raise_if_ended(self) -> None:
         """Raises PortTaken or ServerError, with the reason from the log, if the server is not running any more."""
         status = self._process.poll()
-        if status is None:
-            return
+        if status is not None:
+            raise self._end(f"Triton ended by itself with status {status}")
+
+    def _end(self, what: str) -> PortTaken | ServerError:
+        """What it is that the server has ended: as its log explains it, or else `what`."""
         text = read(self.log)
         if taken := _PORT_IN_USE.search(text):
-            raise PortTaken(f"port {taken['port']} was taken by another process while Triton started")
+            return PortTaken(f"port {taken['port']} was taken by another process while Triton started")
         if failed := _LOAD_FAILURE.search(text):
-            raise ServerError(f"Triton could not load model {failed['model']}: {failed['reason']}")
-        raise ServerError(f"Triton ended by itself with status {status}{self.log_tail()}")
+            return ServerError(f"Triton could not load model {failed['model']}: {failed['reason']}")
+        return ServerError(f"{what}{self.log_tail()}")
 
     def raise_if_crippled(self) -> None:
         """Raises ServerError if the server, or one of the processes that run its models, has died or stands still.
@@ -266,8 +269,11 @@ class Server:
             except psutil.Error:
                 continue  # it is there and cannot be looked at; what it answers still says how it is
             if status in (psutil.STATUS_DEAD, psutil.STATUS_ZOMBIE, psutil.STATUS_STOPPED):
-                what = "Triton" if process.pid == self.pid else "a process that runs a model"
-                raise ServerError(f"{what} (process {process.pid}) is {status}{self.log_tail()}")
+                if process.pid == self.pid:  # its status can be had when the last of its threads has gone
+                    raise self._end(f"Triton (process {process.pid}) is {status}")
+                raise ServerError(
+                    f"a process that runs a model (process {process.pid}) is {status}{self.log_tail()}"
+                )
 
     def log_tail(self) -> str:
         """The end of a sentence: the end of the log."""

@@ -103,8 +103,12 @@ def test_its_shared_memory_is_its_own_until_it_is_killed(release: Release) -> No
         assert all(path.exists() for path in memory)
         models = psutil.Process(process.pid).children()
     wait_until_gone([model.pid for model in models])
-    shared_memory.remove_abandoned()
-    assert not any(path.exists() for path in memory)
+
+    def cleaned_up() -> bool:
+        shared_memory.remove_abandoned()
+        return not any(path.exists() for path in memory)
+
+    wait_until(cleaned_up)  # its lock is free when the last of its threads has gone
 
 
 def test_damaged_release_is_not_served(release: Release, tmp_path: Path) -> None:

@@ -218,6 +218,8 @@ def test_extension_does_not_matter(make_folder: MakeFolder, tmp_path: Path) -> N
     assert len(PlainSamples(folder, "val", RULES)[Draw(0, 0)][0]) == 3
 
 
+# PyTorch raises in whatever line the signal of the death arrives, of a destructor too, where Python only says so.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_death_of_a_worker_is_said_in_words(make_folder: MakeFolder) -> None:
     """Case B13: as when the kernel runs out of memory; nothing hangs, and the message says what to do."""
     folder = read_folder(data_config(make_folder()))
@@ -231,7 +233,7 @@ def test_death_of_a_worker_is_said_in_words(make_folder: MakeFolder) -> None:
             worker.kill()
         list(batches)
 
-    # PyTorch raises in whatever line the signal of the death arrives: all of it has to lie inside.
+    # All of it has to lie inside.
     with (
         pytest.raises(LoaderError, match=r"a loader worker died .* lower data\.workers"),
         worker_deaths_in_words(),
