@@ -9,6 +9,7 @@ was preempted and not started again, still says 1 and makes no progress.
 
 import contextlib
 import logging
+import re
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -34,6 +35,15 @@ _ABOUT = {
     "samples": "Samples drawn",
     "planned_samples": "Samples that all epochs will have drawn",
 }
+
+
+def says_that_it_runs(directory: Path) -> bool:
+    """Whether the file of a run does."""
+    try:
+        text = (directory / TEXTFILE).read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return False
+    return re.search(r"^slipway_training_running\{.*\} 1", text, re.MULTILINE) is not None
 
 
 class Exposition:

@@ -22,7 +22,7 @@ from train.dataset import Dataset
 from train.display import display
 from train.ema import Average
 from train.evaluate import score
-from train.exposition import Exposition
+from train.exposition import Exposition, says_that_it_runs
 from train.hardware import Machine, launch
 from train.health import DivergedError
 from train.instruments import profiling
@@ -282,8 +282,8 @@ def _validate_weights(trainer: Trainer, outputs: Outputs, weights: Weights) -> N
 
 def _say_that_it_ended(trainer: Trainer) -> None:
     """To Prometheus, which was told that it runs if it was stopped or killed after its last score."""
-    if trainer.machine.is_first:
-        run, progress = trainer.run, trainer.progress
+    run, progress = trainer.run, trainer.progress
+    if trainer.machine.is_first and says_that_it_runs(run.directory):
         with Exposition(run.directory, run.checkpoints, trainer.order.end) as last:
             last.update(progress.step, progress.cursor, {})
 
