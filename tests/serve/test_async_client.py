@@ -43,13 +43,17 @@ def test_many_at_once_get_their_own_answers_over_one_client(protocol: str, serve
             sent = [client.classify([images.flat(k % 12)]) for k in range(96)]
             return [answer.label for (answer,) in await asyncio.gather(*sent)]
 
-    before = counts(server)
-    assert asyncio.run(ask()) == [str(k % 12) for k in range(96)]
-    # Triton counts after it has answered.
-    wait_until(lambda: all(counts(server)[name][1] - before[name][1] == 96 for name in before))
-    after = counts(server)
-    for name in before:
-        assert after[name][0] - before[name][0] < 96
+    def worked_on_together() -> bool:
+        """Whether each model took fewer steps than there were requests."""
+        before = counts(server)
+        assert asyncio.run(ask()) == [str(k % 12) for k in range(96)]
+        # Triton counts after it has answered.
+        wait_until(lambda: all(counts(server)[name][1] - before[name][1] == 96 for name in before))
+        after = counts(server)
+        return all(after[name][0] - before[name][0] < 96 for name in before)
+
+    # On a busy machine requests may come more slowly than they are answered; never to batch any is a fault.
+    assert any(worked_on_together() for _ in range(20))
 
 
 def test_answers_and_errors_are_those_of_the_other_client(
