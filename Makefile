@@ -118,9 +118,15 @@ benchmark-pretrained: python ## What bf16 and int8 cost a pretrained network on 
 	@$(ENVIRONMENT) train --benchmark
 	@$(TRAIN_PYTHON) -m benchmarks.pretrained $(ARGS)
 
-benchmark-serving: server ## The current release, served, against the same work without a server and behind others
+# Without BUNDLE it trains one, twice exported: as peers would serve it, and as it is fastest.
+benchmark-serving: train-environment server ## Served, against the same work without a server, and behind other servers
 	@$(ENVIRONMENT) serve --peers
-	@$(SERVE_PYTHON) -m benchmarks.serving $(ARGS)
+	@if test -n "$(BUNDLE)"; then exec $(SERVE_PYTHON) -m benchmarks.serving "$(BUNDLE)" $(ARGS); fi; \
+	options="--config benchmarks/serving.yaml" \
+	&& $(TRAIN_PYTHON) -m benchmarks.photographs build/photographs && $(TRAIN) fit $$options >&2 \
+	&& plain="$$($(TRAIN) export $$options)" \
+	&& best="$$($(TRAIN) export $$options --recommend --export.formats '[onnx, onnx-int8, openvino-int8]')" \
+	&& $(SERVE_PYTHON) -m benchmarks.serving "$$plain" --best "$$best" $(ARGS)
 
 trend: python ## Make a page of what benchmarks found so far, with ARGS="--json trend/results.jsonl"
 	@"$(PYTHON)" scripts/trend.py trend/results.jsonl trend/index.html

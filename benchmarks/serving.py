@@ -1,12 +1,13 @@
 """Served requests a second, against the same work in a loop without a server, and behind other servers.
 
-    make benchmark-serving
+    make benchmark-serving                           bundles of its own: ResNet-18, 224 pixels, JPEGs of 500 x 375
+    make benchmark-serving BUNDLE=bundles/digits/1   yours
 
 The limit is a loop in as many processes as there are clients or CPUs, whichever are fewer: decode, resize, run the
-model in one thread, one image after the other. Served are the same images, the golden ones of the release, one in a
+model in one thread, one image after the other. Served are the same images, the golden ones of the bundle, one in a
 request, to closed loops of 1, 4 and 16 clients: straight to Triton over HTTP and gRPC, through the HAProxy of
-`serve up`, and by the peers of benchmarks/peers, which do the same work with the same code. With --peers-release they
-serve another release, say that of the plain ONNX file where ours serves int8.
+`serve up`, and by the peers of benchmarks/peers, which do the same work with the same code. With --best, ours serves
+that bundle as well, say one of int8 beside the plain ONNX file that peers serve.
 
 Clients share the machine with the servers, and what they cost is part of the result. Every answer is checked. Ways
 take turns, so that a machine that slows down slows all of them; a result is the median of its repeats. Then each way
@@ -20,11 +21,13 @@ import argparse
 import signal
 import statistics
 import sys
+import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
@@ -38,61 +41,71 @@ from serve.cpus import available_cpus
 from serve.front import Front
 from serve.protocol import DEADLINE_SECONDS
 from serve.release import Release, open_release
+from serve.repository import publish
 from serve.server import free_ports, serving
-from slipway.paths import PROJECT_ROOT
 
-# Clients -> the least share of the limit that has to be served.
-TARGETS = {1: 0.0, 4: 0.90, 16: 0.90}
+# Closed loops of so many clients; from CLIENTS_FOR_TARGETS on there are targets.
+CLIENTS_OF_LOOPS, CLIENTS_FOR_TARGETS = (1, 4, 16), 4
 LIMIT = "limit"
-# Ours against the best peer; where it serves another artefact than they do, it has to be worth it.
-PEER_TARGET, OTHER_ARTEFACT_TARGET = 1.0, 2.0
+# The same artefact, served: the least share of the limit, and of the best peer. The best bundle has to be worth it.
+LIMIT_TARGET, PEER_TARGET, BEST_TARGET = 0.90, 1.0, 2.0
 # Shares of what a way reached with the most clients; at one of them, the most that p99 may be of p50.
 SHARES = (0.5, 0.7, 0.9, 1.2)
 TAIL_SHARE, TAIL_TARGET = 0.7, 3.0
+WIDTH = 28  # of a column
 
 # `run(clients, seconds)` is how many images a second were answered rightly.
 Run = Callable[[int, float], float]
 
 
+@dataclass(frozen=True, kw_only=True)
+class Contender:
+    """A way to be answered. release: what it serves, and what its answers are held to."""
+
+    release: Release
+    connect: Connect
+
+
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(
-        prog="benchmarks/serving.py",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        prog="benchmarks.serving", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    current = PROJECT_ROOT / "model_repository" / "current"
-    parser.add_argument("--release", type=Path, default=current, help="default: the one that is current")
-    parser.add_argument("--peers-release", type=Path, help="what the peers serve (default: the same)")
+    parser.add_argument("bundle", type=Path, help="what is served, by peers too")
+    parser.add_argument("--best", type=Path, help="a bundle that ours serves as well, and peers do not")
     parser.add_argument("--peers", nargs="*", choices=peers.PEERS, default=list(peers.PEERS))
-    parser.add_argument("--seconds", type=float, default=5.0, help="of each measurement (default: 5)")
+    parser.add_argument("--seconds", type=float, default=3.0, help="of each measurement (default: 3)")
     parser.add_argument("--repeats", type=int, default=5, help="of each measurement (default: 5)")
     results.add_option(parser)
     options = parser.parse_args(arguments)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that nothing that was started stays
-    release = open_release(options.release)
-    theirs = open_release(options.peers_release or options.release)
     with ExitStack() as stack:
-        limit = stack.enter_context(limit_of(release))
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        release = published(options.bundle, folder / "same")
         ours = stack.enter_context(ways(release))
-        others = {name: stack.enter_context(peer(name, theirs)) for name in options.peers}
-        runs: dict[str, Run] = {LIMIT: limit}
-        runs |= {name: partial(closed_loop, connect, release) for name, connect in ours.items()}
-        runs |= {name: partial(closed_loop, connect, theirs) for name, connect in others.items()}
+        best = {}
+        if options.best is not None:
+            best = stack.enter_context(ways(published(options.best, folder / "best")))
+        others = {name: stack.enter_context(peer(name, release)) for name in options.peers}
+        contenders = ours | best | others
+        runs: dict[str, Run] = {LIMIT: stack.enter_context(limit_of(release))}
+        runs |= {name: partial(closed_loop, one.connect, one.release) for name, one in contenders.items()}
         rates = measure(runs, options.seconds, options.repeats)
+        most = rates[max(CLIENTS_OF_LOOPS)]
         tails = {
             name: [
-                open_loop(connect, served, share * rates[max(TARGETS)][name], options.seconds)
-                for share in SHARES
+                open_loop(one.connect, one.release, share * most[name], options.seconds) for share in SHARES
             ]
-            for connects, served in ((ours, release), (others, theirs))
-            for name, connect in connects.items()
+            for name, one in contenders.items()
         }
-    print(f"{release.identity} ({release.artefact}), {available_cpus()} CPUs, medians of {options.repeats}")
-    print(f"peers: {theirs.identity} ({theirs.artefact})\n")
-    found = report_rates(rates, list(ours), list(others), other_artefact=release.artefact != theirs.artefact)
-    found.append(report_tails(tails, max(ours, key=rates[max(TARGETS)].__getitem__)))
+    print(f"{available_cpus()} CPUs, medians of {options.repeats}; the limit and peers: {release.artefact}\n")
+    found = report_rates(rates, ours, best, others)
+    found += report_tails(tails, [max(each, key=most.__getitem__) for each in (ours, best) if each])
     results.append(options.json, "serving", found)
     return int(any(ratio.missed for ratio in found))
+
+
+def published(bundle: Path, repository: Path) -> Release:
+    return open_release(publish(bundle, repository, "embedded", available_cpus()))
 
 
 @contextmanager
@@ -111,8 +124,8 @@ def limit_of(release: Release) -> Iterator[Run]:
 
 
 @contextmanager
-def ways(release: Release) -> Iterator[dict[str, Connect]]:
-    """Name -> how to ask our server in that way."""
+def ways(release: Release) -> Iterator[dict[str, Contender]]:
+    """Name -> our server, asked in that way."""
 
     @contextmanager
     def connect(protocol: str, url: str) -> Iterator[Ask]:
@@ -122,16 +135,16 @@ def ways(release: Release) -> Iterator[dict[str, Connect]]:
     with serving(release) as server, Front(free_ports()) as front:
         front.point_at(server)
         yield {
-            "Triton, HTTP": partial(connect, "http", server.http),
-            "Triton, gRPC": partial(connect, "grpc", server.grpc),
-            "HAProxy, HTTP": partial(connect, "http", front.http),
-            "HAProxy, gRPC": partial(connect, "grpc", front.grpc),
+            f"{place}, {label}, {release.artefact}": Contender(
+                release=release, connect=partial(connect, protocol, urls[protocol])
+            )
+            for place, urls in (("Triton", server.urls), ("HAProxy", front.urls))
+            for label, protocol in (("HTTP", "http"), ("gRPC", "grpc"))
         }
 
 
 @contextmanager
-def peer(name: str, release: Release) -> Iterator[Connect]:
-    """How to ask a peer."""
+def peer(name: str, release: Release) -> Iterator[Contender]:
     with peers.running(name, release.directory, available_cpus(), release.golden[0].image) as port:
 
         @contextmanager
@@ -142,14 +155,14 @@ def peer(name: str, release: Release) -> Iterator[Connect]:
             finally:
                 client.close()
 
-        yield connect
+        yield Contender(release=release, connect=connect)
 
 
 def measure(runs: Mapping[str, Run], seconds: float, repeats: int) -> dict[int, dict[str, float]]:
     """Clients -> way -> images a second. The first round warms up and does not count."""
-    found: dict[int, dict[str, list[float]]] = {clients: defaultdict(list) for clients in TARGETS}
+    found: dict[int, dict[str, list[float]]] = {clients: defaultdict(list) for clients in CLIENTS_OF_LOOPS}
     for repeat in range(repeats + 1):
-        for clients in TARGETS:
+        for clients in CLIENTS_OF_LOOPS:
             for name, run in runs.items():
                 rate = run(clients, seconds)
                 if repeat > 0:
@@ -162,55 +175,58 @@ def measure(runs: Mapping[str, Run], seconds: float, repeats: int) -> dict[int, 
 
 
 def report_rates(
-    rates: Mapping[int, Mapping[str, float]],
-    ours: Sequence[str],
-    others: Sequence[str],
-    *,
-    other_artefact: bool,
+    rates: Mapping[int, Mapping[str, float]], ours: Iterable[str], best: Iterable[str], others: Iterable[str]
 ) -> list[Ratio]:
-    """Print a table; returns what our best way reached of the limit and of the best peer, by number of clients."""
-    peer_target = OTHER_ARTEFACT_TARGET if other_artefact else PEER_TARGET
-    print(f"{'clients':>7}  {'way':14}  {'images/s':>8}  {'of limit':>8}  our best")
+    """Print a table; returns how the best way of each kind does beside the limit and the best peer."""
     found = []
+    print(f"{'clients':>7}  {'way':{WIDTH}}  {'images/s':>8}  {'of limit':>8}")
     for clients, own in rates.items():
-        best, target = max(ours, key=own.__getitem__), TARGETS[clients]
-        ratios = [of("the limit", clients, own[best] / own[LIMIT], target or None)]
-        if others:
-            best_peer = max(own[name] for name in others)
-            ratios.append(
-                of("the best peer", clients, own[best] / best_peer, peer_target if target else None)
-            )
         for name, rate in own.items():
-            note = "; ".join(map(described, ratios)) if name == best else ""
-            print(f"{clients:7}  {name:14}  {rate:8.1f}  {rate / own[LIMIT]:8.2f}  {note}")
-        found += ratios
+            print(f"{clients:7}  {name:{WIDTH}}  {rate:8.1f}  {rate / own[LIMIT]:8.2f}")
+        served, better, peer = (
+            max((own[name] for name in names), default=0) for names in (ours, best, others)
+        )
+        quotients = [("ours / limit", served, own[LIMIT], LIMIT_TARGET)]
+        if peer:
+            quotients.append(("ours / best peer", served, peer, PEER_TARGET))
+        if peer and better:
+            quotients.append(("our best bundle / best peer", better, peer, BEST_TARGET))
+        for name, one, other, target in quotients:
+            found.append(
+                Ratio(
+                    name=f"{name}, {clients} clients",
+                    value=one / other,
+                    target=target if clients >= CLIENTS_FOR_TARGETS else None,
+                )
+            )
+            print(f"         {described(found[-1])}")
     return found
 
 
-def of(what: str, clients: int, value: float, target: float | None) -> Ratio:
-    return Ratio(name=f"share of {what}, {clients} clients", value=value, target=target)
-
-
 def described(ratio: Ratio) -> str:
-    wanted = "" if ratio.target is None else f", wanted {ratio.target:.2f}{' FALLS SHORT' * ratio.missed}"
-    return f"{ratio.value:.2f} {ratio.name.partition(',')[0]}{wanted}"
+    wanted = "no target" if ratio.target is None else f"target {ratio.target:.2f}{', MISSED' * ratio.missed}"
+    return f"{ratio.name}: {ratio.value:.2f} ({wanted})"
 
 
-def report_tails(tails: Mapping[str, Sequence[Tail]], best: str) -> Ratio:
-    """Print a table; returns how long the tail of our best way is."""
+def report_tails(tails: Mapping[str, Sequence[Tail]], judged: Iterable[str]) -> list[Ratio]:
+    """Print a table; returns how long the tails are of the ways that are judged."""
     print("\nopen loop: p50 / p99 in ms at a share of what was reached with the most clients")
-    print(f"{'way':14}  " + "  ".join(f"{f'{100 * share:.0f} %':>15}" for share in SHARES))
+    print(f"{'way':{WIDTH}}  " + "  ".join(f"{f'{100 * share:.0f} %':>15}" for share in SHARES))
     for name, own in tails.items():
-        print(f"{name:14}  " + "  ".join(f"{each.p50:6.0f} / {each.p99:6.0f}" for each in own))
-    tail = tails[best][SHARES.index(TAIL_SHARE)]
-    ratio = Ratio(
-        name=f"p99 over p50 at {100 * TAIL_SHARE:.0f} %, open loop",
-        value=tail.p99 / tail.p50,
-        better="lower",
-        target=TAIL_TARGET,
-    )
-    print(f"{best}: {described(ratio)}")
-    return ratio
+        print(f"{name:{WIDTH}}  " + "  ".join(f"{each.p50:6.0f} / {each.p99:6.0f}" for each in own))
+    found = []
+    for name in judged:
+        tail = tails[name][SHARES.index(TAIL_SHARE)]
+        found.append(
+            Ratio(
+                name=f"p99 / p50 at {100 * TAIL_SHARE:.0f} %, {name}",
+                value=tail.p99 / tail.p50,
+                better="lower",
+                target=TAIL_TARGET,
+            )
+        )
+        print(described(found[-1]))
+    return found
 
 
 def load(release_directory: Path) -> None:

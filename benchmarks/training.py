@@ -12,7 +12,6 @@ timm's training script is no part of its package, so it is not among them.
 """
 
 import argparse
-import io
 import logging
 import sys
 import tempfile
@@ -20,16 +19,13 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from itertools import count, cycle
+from itertools import count
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import lightning
-import numpy as np
 import torch
-from PIL import Image
-from sklearn.datasets import load_sample_images
 from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader
@@ -37,6 +33,7 @@ from torchvision.datasets import ImageFolder
 from torchvision.transforms import v2
 
 from benchmarks import results
+from benchmarks.photographs import write_photographs
 from benchmarks.results import Ratio
 from slipway.config import load
 from train import checkpoint
@@ -61,7 +58,6 @@ STEP_TARGET, DATA_TARGET = 0.98, 1.0
 STALL_TARGET = 0.10
 BATCH = {32: 64, 224: 16}
 STEPS = 4  # of each contender in a turn
-FILES = 48
 
 Turn = Callable[[], float]
 """Does its work once; returns images a second."""
@@ -132,21 +128,6 @@ def configuration(root: Path, runs: Path, size: int) -> Config:
             "hardware.deterministic": "false",
         },
     )
-
-
-def write_photographs(root: Path) -> Path:
-    """Parts of the two photographs that scikit-learn ships, 500 x 375, as JPEG files of two classes."""
-    random = np.random.default_rng(0)
-    for label, pixels in zip(("china", "flower"), load_sample_images().images, strict=True):
-        for number in range(FILES // 2):
-            top, left = random.integers(0, 427 - 375 + 1), random.integers(0, 640 - 500 + 1)
-            file = io.BytesIO()
-            Image.fromarray(pixels[top : top + 375, left : left + 500]).save(file, "JPEG", quality=90)
-            for split in ("train", "val", "test"):
-                path = root / split / label / f"{number}.jpg"
-                path.parent.mkdir(parents=True, exist_ok=True)
-                path.write_bytes(file.getvalue() + bytes([number]))
-    return root
 
 
 def step_contenders(config: Config) -> dict[str, Turn]:
@@ -269,7 +250,7 @@ def data_contenders(config: Config) -> dict[str, Turn]:
         ]
     )
     folder = ImageFolder(str(config.data.root / "train"), transforms)
-    theirs = iter(cycle(DataLoader(folder, batch_size=config.training.batch_size, shuffle=True)))
+    theirs = endless(DataLoader(folder, batch_size=config.training.batch_size, shuffle=True))
 
     def torchvision_turn() -> float:
         started = time.perf_counter()
@@ -282,6 +263,12 @@ def data_contenders(config: Config) -> dict[str, Turn]:
         return len(batch.labels) / (time.perf_counter() - started)
 
     return {"slipway": our_turn, "torchvision": torchvision_turn}
+
+
+def endless(loader: "DataLoader[Any]") -> Iterator[list[torch.Tensor]]:
+    """Epoch after epoch. Not itertools.cycle: that would keep the first one, and be done with reading files."""
+    while True:
+        yield from loader
 
 
 def compare_stalls(config: Config, rounds: int) -> Ratio:

@@ -93,6 +93,11 @@ class Front:
         return f"{LOOPBACK}:{self.ports.grpc}"
 
     @property
+    def urls(self) -> dict[str, str]:
+        """Protocol -> host:port."""
+        return {"http": self.http, "grpc": self.grpc}
+
+    @property
     def metrics(self) -> str:
         return f"{LOOPBACK}:{self.ports.metrics}"
 
