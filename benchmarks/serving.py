@@ -5,9 +5,9 @@
 
 The limit is a loop in as many processes as there are clients or CPUs, whichever are fewer: decode, resize, run the
 model in one thread, one image after the other. Served are the same images, the golden ones of the bundle, one in a
-request, to closed loops of 1, 4 and 16 clients: straight to Triton over HTTP and gRPC, through the HAProxy of
-`serve up`, and by the peers of benchmarks/peers, which do the same work with the same code. With --best, ours serves
-that bundle as well, say one of int8 beside the plain ONNX file that peers serve.
+request, to closed loops of 1, 4 and 16 clients: by Triton behind the HAProxy of `serve up`, as an ensemble and as one
+fused model, over HTTP and gRPC; and by the peers of benchmarks/peers, which do the same work with the same code. With
+--best, ours serves that bundle as well, say one of int8 beside the plain ONNX file that peers serve.
 
 Clients share the machine with the servers, and what they cost is part of the result. Every answer is checked. Ways
 take turns, so that a machine that slows down slows all of them; a result is the median of its repeats. Then each way
@@ -80,11 +80,9 @@ def main(arguments: list[str]) -> int:
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that nothing that was started stays
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        release = published(options.bundle, folder / "same")
-        ours = stack.enter_context(ways(release))
-        best = {}
-        if options.best is not None:
-            best = stack.enter_context(ways(published(options.best, folder / "best")))
+        release = published(options.bundle, folder)
+        ours = stack.enter_context(ways(options.bundle, folder))
+        best = stack.enter_context(ways(options.best, folder / "best")) if options.best else {}
         others = {name: stack.enter_context(peer(name, release)) for name in options.peers}
         contenders = ours | best | others
         runs: dict[str, Run] = {LIMIT: stack.enter_context(limit_of(release))}
@@ -104,8 +102,8 @@ def main(arguments: list[str]) -> int:
     return int(any(ratio.missed for ratio in found))
 
 
-def published(bundle: Path, repository: Path) -> Release:
-    return open_release(publish(bundle, repository, "embedded", available_cpus()))
+def published(bundle: Path, repository: Path, *, fused: bool = False) -> Release:
+    return open_release(publish(bundle, repository, "embedded", available_cpus(), fused=fused))
 
 
 @contextmanager
@@ -124,7 +122,7 @@ def limit_of(release: Release) -> Iterator[Run]:
 
 
 @contextmanager
-def ways(release: Release) -> Iterator[dict[str, Contender]]:
+def ways(bundle: Path, repository: Path) -> Iterator[dict[str, Contender]]:
     """Name -> our server, asked in that way."""
 
     @contextmanager
@@ -132,15 +130,19 @@ def ways(release: Release) -> Iterator[dict[str, Contender]]:
         with CLIENTS[protocol](url, deadline_seconds=DEADLINE_SECONDS) as client:
             yield lambda image: client.classify([image])[0].probabilities
 
-    with serving(release) as server, Front(free_ports()) as front:
-        front.point_at(server)
-        yield {
-            f"{place}, {label}, {release.artefact}": Contender(
-                release=release, connect=partial(connect, protocol, urls[protocol])
-            )
-            for place, urls in (("Triton", server.urls), ("HAProxy", front.urls))
-            for label, protocol in (("HTTP", "http"), ("gRPC", "grpc"))
-        }
+    found: dict[str, Contender] = {}
+    with ExitStack() as stack:
+        for form in ("ensemble", "fused"):
+            release = published(bundle, repository, fused=form == "fused")
+            front = stack.enter_context(Front(free_ports()))
+            front.point_at(stack.enter_context(serving(release)))
+            found |= {
+                f"{release.artefact}, {form}, {protocol}": Contender(
+                    release=release, connect=partial(connect, protocol, url)
+                )
+                for protocol, url in front.urls.items()
+            }
+        yield found
 
 
 @contextmanager

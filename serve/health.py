@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from serve.client import CLIENTS, Client
-from serve.model_config import CLASSIFIER
+from serve.model_config import ENSEMBLE
 from serve.models import PROBE
 from serve.protocol import DeadlineExceeded, Overloaded, Unreachable
 from serve.release import Release
@@ -73,7 +73,7 @@ def answers_or_is_busy(ask: Callable[[], None], metrics: str, deadline_seconds: 
 
 @dataclass(frozen=True, kw_only=True)
 class Load:
-    """answered: images classified since the server started. waiting: requests that wait in its queues now."""
+    """answered: images answered since the server started. waiting: requests that wait in its queues now."""
 
     answered: int
     waiting: int
@@ -92,10 +92,10 @@ def load(metrics: str, deadline_seconds: float) -> Load:
     except (OSError, http.client.HTTPException) as error:
         raise Unreachable(f"{metrics}: no metrics can be read there ({error})") from None
     return Load(
-        answered=sum(int(count) for count in _CLASSIFIED.findall(text)),
+        answered=sum(int(count) for count in _ANSWERED.findall(text)),
         waiting=sum(int(count) for count in _WAITING.findall(text)),
     )
 
 
-_CLASSIFIED = re.compile(rf'^nv_inference_count{{model="{CLASSIFIER}",[^}}]*}} (\d+)', re.MULTILINE)
+_ANSWERED = re.compile(rf'^nv_inference_count{{model="{ENSEMBLE}",[^}}]*}} (\d+)', re.MULTILINE)
 _WAITING = re.compile(r"^nv_inference_pending_request_count{[^}]*} (\d+)", re.MULTILINE)

@@ -6,6 +6,8 @@ All three carry the bundle's version, so they are promoted and rolled back toget
 targets: `embedded` runs ONNX Runtime or OpenVINO in Triton's Python backend, and so does `container`, but for ONNX
 Runtime: that runs in Triton's own `onnxruntime` backend, which only NVIDIA's image has. `container-gpu` runs it there
 on GPUs.
+
+Fused, `classify` is one Python model that does what the two steps do: a request goes to one process instead of two.
 """
 
 from dataclasses import dataclass
@@ -47,6 +49,7 @@ class Description:
 
     runtime: what runs the model: onnxruntime or openvino.
     cpus: how many CPUs the server will have; instances x threads of a model stay within it.
+    fused: one model, of this name, in place of the ensemble and its steps.
     """
 
     signature: Signature
@@ -54,6 +57,7 @@ class Description:
     target: Target
     runtime: str
     cpus: int
+    fused: bool = False
 
     @property
     def backend(self) -> str:
@@ -102,9 +106,17 @@ def classifier(description: Description) -> ModelConfig:
         dynamic_batching=_dynamic_batching(),
         model_warmup=_warm_ups(description, INPUT, "TYPE_UINT8", pixels, WARMUP_PIXELS),
     )
-    # Left to itself, ONNX Runtime takes one thread for every core of the host, in every instance.
-    config.parameters[THREADS].string_value = str(description.threads)
-    config.parameters["inter_op_thread_count"].string_value = "1"
+    _limit_threads(config, description)
+    return config
+
+
+def fused(description: Description) -> ModelConfig:
+    """What clients call, as one model: encoded bytes in, logits and probabilities out."""
+    config = preprocess(description)
+    config.name = ENSEMBLE
+    del config.output[:]
+    config.output.extend([*_answer_outputs(description.signature), _release_output()])
+    _limit_threads(config, description)
     return config
 
 
@@ -139,10 +151,15 @@ def render(config: ModelConfig) -> str:
     return text_format.MessageToString(config)
 
 
+def read(model: Path) -> ModelConfig:
+    """The configuration in a model's directory."""
+    return text_format.Parse((model / CONFIGURATION).read_text(), ModelConfig())
+
+
 def instances(models: Path) -> int:
     """How many instances of preprocessing a folder of models asks for."""
-    text = (models / PREPROCESS / CONFIGURATION).read_text()
-    return sum(group.count for group in text_format.Parse(text, ModelConfig()).instance_group)
+    model = models / PREPROCESS if (models / PREPROCESS).is_dir() else models / ENSEMBLE
+    return sum(group.count for group in read(model).instance_group)
 
 
 def _encoded_input() -> ModelInput:
@@ -172,6 +189,12 @@ def _only(version: int) -> model_config_pb2.ModelVersionPolicy:
     return model_config_pb2.ModelVersionPolicy(
         specific=model_config_pb2.ModelVersionPolicy.Specific(versions=[version])
     )
+
+
+def _limit_threads(config: ModelConfig, description: Description) -> None:
+    """Left to itself, ONNX Runtime takes one thread for every core of the host, in every instance."""
+    config.parameters[THREADS].string_value = str(description.threads)
+    config.parameters["inter_op_thread_count"].string_value = "1"
 
 
 def _instances(description: Description) -> list[model_config_pb2.ModelInstanceGroup]:

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from serve.model_config import PREPROCESS, Target
+from serve.model_config import ENSEMBLE, PREPROCESS, Target
 from slipway import bundle, sealed
 from slipway.contract import Signature
 from slipway.errors import SlipwayError
@@ -79,7 +79,8 @@ def open_release(directory: Path) -> Release:
             f"{directory / ABOUT}: has format {about['format']!r}; this Slipway reads {FORMAT!r}: publish its "
             "bundle again"
         )
-    preprocess = directory / MODELS / PREPROCESS / str(about["version"])
+    decoder = ENSEMBLE if about.get("fused") else PREPROCESS  # a release of earlier says nothing of it
+    preprocess = directory / MODELS / decoder / str(about["version"])
     return Release(
         directory=directory,
         identity=about["identity"],

@@ -11,7 +11,6 @@ import shutil
 import struct
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -30,7 +29,19 @@ SERVE = Path(__file__).parent
 SLIPWAY = Path(bundle.__file__).parent
 # What a release carries of this code, for each model: exactly what that model runs.
 SHARED_BY_MODELS = ("__init__.py", "models/__init__.py", "models/counters.py", "models/environment.py")
-RUNTIME = "models/runtime.py"
+DECODES, ANSWERS = ("models/preprocess.py",), ("models/classifier.py", "models/runtime.py")
+FUSED = "models/fused.py"
+# What Triton loads of a model.
+ENTRY = '''"""A model in Python. Beside it lies all its code, as it was when the release was published."""
+
+import sys
+from pathlib import Path
+
+# Before anything that is installed. Not resolved: serve.server links these files into a folder of its own.
+sys.path.insert(0, str(Path(__file__).parent))
+
+from {module} import TritonPythonModel
+'''
 PREPROCESSING = (
     "__init__.py",
     "bundle.py",
@@ -78,11 +89,18 @@ class _Content:
 
 
 def publish(
-    bundle_directory: Path, repository: Path, target: Target, cpus: int, public_key: Path | None = None
+    bundle_directory: Path,
+    repository: Path,
+    target: Target,
+    cpus: int,
+    public_key: Path | None = None,
+    *,
+    fused: bool = False,
 ) -> Path:
     """Make a release of a bundle; return its directory.
 
     public_key: whose owner must have signed the bundle; of one who has not, nothing else is read.
+    fused: as one model, instead of an ensemble of two.
 
     A release made from the same bundle, code and settings is found again, not made again. One that is already
     there is never changed: what differs is published beside it, under a name that ends in a hash.
@@ -98,6 +116,8 @@ def publish(
     opened = bundle.open_bundle(bundle_directory)
     artefact = artefacts.read_default(opened.directory)
     _check_runtime(opened, artefact, target)
+    if fused and target != "embedded":
+        raise PublishError(f"a release for the {target} cannot be fused: there, Triton itself runs the model")
     content = _Content(
         bundle=opened,
         artefact=artefact,
@@ -108,12 +128,20 @@ def publish(
             target=target,
             runtime=artefact.runtime,
             cpus=cpus,
+            fused=fused,
         ),
         pixels=_golden_pixels(opened),
         pins=_pins(target),
     )
     inputs = hashing.of_data(
-        {"bundle": opened.seal, "target": target, "cpus": cpus, "pins": asdict(content.pins), "code": _code()}
+        {
+            "bundle": opened.seal,
+            "target": target,
+            "cpus": cpus,
+            "fused": fused,
+            "pins": asdict(content.pins),
+            "code": _code(),
+        }
     )
     with sealed.only_one(repository / RELEASES, f"{repository}"):
         release = sealed.made_from(repository / RELEASES, KIND, inputs)
@@ -206,14 +234,19 @@ def _fill(release: Path, content: _Content) -> None:
         "identity": content.bundle.release,
         "version": content.description.version,
         "target": content.description.target,
+        "fused": content.description.fused,
         "artefact": content.artefact.name,
         "tolerance": content.artefact.tolerance,
         "bundle": content.bundle.seal,
     }
     sealed.write_json(release / ABOUT, about)
-    _write_preprocess(release / MODELS / model_config.PREPROCESS, content)
-    _write_classifier(release / MODELS / model_config.CLASSIFIER, content)
-    _write_ensemble(release / MODELS / model_config.ENSEMBLE, content)
+    models = release / MODELS
+    if content.description.fused:
+        _write_fused(models / model_config.ENSEMBLE, content)
+    else:
+        _write_preprocess(models / model_config.PREPROCESS, content)
+        _write_classifier(models / model_config.CLASSIFIER, content)
+        _write_ensemble(models / model_config.ENSEMBLE, content)
 
 
 def _lint(models: Path) -> None:
@@ -223,19 +256,10 @@ def _lint(models: Path) -> None:
 
 
 def _write_preprocess(model: Path, content: _Content) -> None:
-    source = content.bundle.directory
     version = _start_model(model, model_config.preprocess(content.description), content)
-    _copy_code(version, "preprocess.py", SHARED_BY_MODELS)
+    _copy_code(version, *DECODES)
     _write_serving(version, ("numpy", "pillow"), content)
-    for name in PREPROCESSING:
-        _copy(SLIPWAY / name, version / "slipway" / name)
-    _copy(source / bundle.SIGNATURE, version / bundle.SIGNATURE)
-    for golden in content.golden:
-        _copy(golden.path, version / bundle.GOLDEN / golden.path.name)
-    bundle.write_golden_answers(version, content.golden)
-    # A warm-up string is its length as 4 bytes, little-endian, and its bytes.
-    encoded = content.bundle.golden[0].path.read_bytes()
-    _write(model / "warmup" / model_config.WARMUP_IMAGE, struct.pack("<I", len(encoded)) + encoded)
+    _add_decoding(version, content)
 
 
 def _write_classifier(model: Path, content: _Content) -> None:
@@ -246,13 +270,37 @@ def _write_classifier(model: Path, content: _Content) -> None:
     if content.description.backend != "python":
         _copy(source / content.artefact.file, version / "model.onnx")  # the name that this backend looks for
         return
+    _copy_code(version, *ANSWERS)
+    _write_serving(version, ("numpy", content.artefact.runtime), content)
+    _add_answering(version, content)
+
+
+def _write_fused(model: Path, content: _Content) -> None:
+    version = _start_model(model, model_config.fused(content.description), content)
+    _copy(content.bundle.directory / bundle.LABELS, model / model_config.LABELS_FILE)
+    _copy_code(version, FUSED, *DECODES, *ANSWERS)
+    _write_serving(version, ("numpy", "pillow", content.artefact.runtime), content)
+    _add_decoding(version, content)
+    _add_answering(version, content)
+
+
+def _add_decoding(version: Path, content: _Content) -> None:
+    """The rules of preprocessing, its code, and what it is held to when it is loaded."""
+    for name in PREPROCESSING:
+        _copy(SLIPWAY / name, version / "slipway" / name)
+    _copy(content.bundle.directory / bundle.SIGNATURE, version / bundle.SIGNATURE)
+    for golden in content.golden:
+        _copy(golden.path, version / bundle.GOLDEN / golden.path.name)
+    bundle.write_golden_answers(version, content.golden)
+    # A warm-up string is its length as 4 bytes, little-endian, and its bytes.
+    encoded = content.bundle.golden[0].path.read_bytes()
+    _write(version.parent / "warmup" / model_config.WARMUP_IMAGE, struct.pack("<I", len(encoded)) + encoded)
+
+
+def _add_answering(version: Path, content: _Content) -> None:
+    """The artefact, and what it is held to when it is loaded."""
     for name in content.artefact.files:
-        _copy(source / name, version / name)
-    _copy_code(version, "classifier.py", (*SHARED_BY_MODELS, RUNTIME))
-    artefact = {
-        name: getattr(content.artefact, name) for name in ("file", "runtime", "settings", "tolerance")
-    }
-    _write_serving(version, ("numpy", content.artefact.runtime), content, artefact=artefact)
+        _copy(content.bundle.directory / name, version / name)
     np.save(version / "golden_pixels.npy", content.pixels)
     np.save(version / "golden_logits.npy", np.stack([golden.logits for golden in content.golden]))
 
@@ -274,22 +322,26 @@ def _start_model(model: Path, config: ModelConfig, content: _Content) -> Path:
     return version
 
 
-def _copy_code(version: Path, model: str, beside: tuple[str, ...]) -> None:
-    """Put the model's own code in place, and beside it the code that it imports."""
-    _copy(SERVE / "models" / model, version / "model.py")
-    for name in beside:
-        _copy(SERVE / name, version / "serve" / name)
+def _copy_code(version: Path, model: str, *beside: str) -> None:
+    """Put in place what Triton loads, the module that it takes the model from, and the code that this one imports."""
+    module = ".".join([SERVE.name, *Path(model).with_suffix("").parts])
+    _write(version / "model.py", ENTRY.format(module=module).encode())
+    for name in (*SHARED_BY_MODELS, model, *beside):
+        _copy(SERVE / name, version / SERVE.name / name)
 
 
-def _write_serving(version: Path, packages: tuple[str, ...], content: _Content, **more: Any) -> None:
-    """What the model has to know and to insist on."""
+def _write_serving(version: Path, packages: tuple[str, ...], content: _Content) -> None:
+    """What the models have to know and to insist on."""
     statistics = input_statistics.load(content.bundle.directory)
+    artefact = {
+        name: getattr(content.artefact, name) for name in ("file", "runtime", "settings", "tolerance")
+    }
     serving = {
         "release": content.bundle.release,
         "python": content.pins.python,
         "packages": {name: content.pins.packages[name] for name in packages},
         "expected": {} if statistics is None else statistics.shares,
-        **more,
+        "artefact": artefact,
     }
     sealed.write_json(version / "serving.json", serving)
 

@@ -1,26 +1,18 @@
 """The Triton model `classifier` in Triton's Python backend: ONNX Runtime or OpenVINO, whatever the bundle serves.
 
-In a release this file is `classifier/<version>/model.py`. For ONNX, NVIDIA's container has a backend of its own and
-needs no Python here.
+For ONNX, NVIDIA's container has a backend of its own and needs no Python here.
 """
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
-
-# Before anything that is installed. Not resolved: serve.server links these files into a folder of its own.
-sys.path.insert(0, str(Path(__file__).parent))
 
 import numpy as np
 import numpy.typing as npt
 import triton_python_backend_utils as pb_utils
 
-from serve.models import PROBE, environment, runtime
+from serve.models import INTERNAL, PROBE, directory_of, environment, runtime, serving_of
 from serve.models.counters import Counters
-
-HERE = Path(__file__).parent
-INTERNAL = "INTERNAL"
 
 
 class GoldenMismatch(Exception):
@@ -32,34 +24,44 @@ class TritonPythonModel:
 
     def initialize(self, args: dict[str, str]) -> None:
         """Raises when this environment would not give the answers that the bundle was proven with."""
-        serving = json.loads((HERE / "serving.json").read_bytes())
+        directory = directory_of(args)
+        serving = serving_of(directory)
         versions = environment.check(serving["python"], serving["packages"])
         config, artefact = json.loads(args["model_config"]), serving["artefact"]
         threads = int(config["parameters"]["intra_op_thread_count"]["string_value"])
-        self._run = runtime.load(artefact["runtime"], HERE / artefact["file"], artefact["settings"], threads)
-        self._check_golden(config["max_batch_size"], artefact["tolerance"])
-        self._start_counting(serving)
+        self._run = runtime.load(
+            artefact["runtime"], directory / artefact["file"], artefact["settings"], threads
+        )
+        self._check_golden(directory, config["max_batch_size"], artefact["tolerance"])
+        self._start_counting(serving, directory.parent / "labels.txt")
         pb_utils.Logger.log_info(f"{args['model_instance_name']}: {serving['release']} with {versions}")
 
     def execute(self, requests: list[Any]) -> list[Any]:
         """Run all requests of a batch as one; the Python backend does not concatenate them itself."""
+        images = [pb_utils.get_input_tensor_by_name(request, "image").as_numpy() for request in requests]
+        answers = self.answers(requests, images)
+        if isinstance(answers, pb_utils.TritonError):
+            return [pb_utils.InferenceResponse(error=answers) for _ in requests]
+        return [pb_utils.InferenceResponse(answer) for answer in answers]
+
+    def answers(self, requests: list[Any], images: list[npt.NDArray[np.uint8]]) -> list[list[Any]] | Any:
+        """For each request its tensors of logits and of probabilities, or one TritonError for all of them.
+
+        images: of each request, uint8 [any number, 3, S, S].
+        """
         try:
-            images = [pb_utils.get_input_tensor_by_name(request, "image").as_numpy() for request in requests]
             logits, probabilities = self._run(np.concatenate(images))
             self._count(requests, images, logits)
         except Exception as error:  # noqa: BLE001
             # Nobody outside learns more than that: a traceback shows paths and versions.
             pb_utils.Logger.log_error(f"a batch of {len(requests)} requests failed: {error!r}")
             self._errors[INTERNAL].add(len(requests))
-            failure = pb_utils.TritonError(
+            return pb_utils.TritonError(
                 "INTERNAL: inference failed; see the server's log", pb_utils.TritonError.INTERNAL
             )
-            return [pb_utils.InferenceResponse(error=failure) for _ in requests]
         ends = np.cumsum([len(image) for image in images])[:-1]
         return [
-            pb_utils.InferenceResponse(
-                [pb_utils.Tensor("logits", own_logits), pb_utils.Tensor("probabilities", own_probabilities)]
-            )
+            [pb_utils.Tensor("logits", own_logits), pb_utils.Tensor("probabilities", own_probabilities)]
             for own_logits, own_probabilities in zip(
                 np.split(logits, ends), np.split(probabilities, ends), strict=True
             )
@@ -68,10 +70,10 @@ class TritonPythonModel:
     def finalize(self) -> None:
         self._counters.stop()
 
-    def _start_counting(self, serving: dict[str, Any]) -> None:
+    def _start_counting(self, serving: dict[str, Any], labels: Path) -> None:
         self._counters = Counters()
         self._errors = self._counters.errors("classifier", [INTERNAL])
-        classes = (HERE.parent / "labels.txt").read_text(encoding="utf-8").splitlines()
+        classes = labels.read_text(encoding="utf-8").splitlines()
         predicted = self._counters.inputs("predicted", classes, serving["expected"].get("predicted", {}))
         self._predicted = [predicted[name] for name in classes]
         self._counters.start()
@@ -89,12 +91,13 @@ class TritonPythonModel:
                     self._predicted[index].add()
             start = stop
 
-    def _check_golden(self, max_batch: int, tolerance: float) -> None:
+    def _check_golden(self, directory: Path, max_batch: int, tolerance: float) -> None:
         """Run the golden pixels, in batches as large as they come: this also warms up.
 
         tolerance: on logits; relative to the largest of them where that is above 1.
         """
-        images, expected = np.load(HERE / "golden_pixels.npy"), np.load(HERE / "golden_logits.npy")
+        images = np.load(directory / "golden_pixels.npy")
+        expected = np.load(directory / "golden_logits.npy")
         for start in range(0, len(images), max_batch):
             stop = start + max_batch
             logits, _ = self._run(images[start:stop])

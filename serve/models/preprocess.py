@@ -1,31 +1,19 @@
-"""The Triton model `preprocess`: encoded image bytes in, uint8 pixels out.
+"""The Triton model `preprocess`: encoded image bytes in, uint8 pixels out."""
 
-In a release this file is `preprocess/<version>/model.py`. Beside it lie `slipway` and `serve.models` as they were
-when the release was published: a rollback of the model rolls back the code as well.
-"""
-
-import json
-import sys
 import time
 from pathlib import Path
 from typing import Any
-
-# Before anything that is installed. Not resolved: serve.server links these files into a folder of its own.
-sys.path.insert(0, str(Path(__file__).parent))
 
 import numpy as np
 import numpy.typing as npt
 import triton_python_backend_utils as pb_utils
 
-from serve.models import PROBE, environment
+from serve.models import INTERNAL, PROBE, directory_of, environment, serving_of
 from serve.models.counters import Counters
 from slipway import bundle, hashing
 from slipway.contract import Signature
 from slipway.input_statistics import BRIGHTNESS, SHORTER_SIDE, bin_of, bins, brightness
 from slipway.preprocessing import CODES, ImageError, preprocess, preprocess_sized
-
-HERE = Path(__file__).parent
-INTERNAL = "INTERNAL"
 
 
 class GoldenMismatch(Exception):
@@ -37,11 +25,12 @@ class TritonPythonModel:
 
     def initialize(self, args: dict[str, str]) -> None:
         """Raises when this environment would not give the pixels that the bundle was proven with."""
-        serving = json.loads((HERE / "serving.json").read_bytes())
+        directory = directory_of(args)
+        serving = serving_of(directory)
         versions = environment.check(serving["python"], serving["packages"])
-        self._rules = Signature.load(HERE / bundle.SIGNATURE).preprocessing
+        self._rules = Signature.load(directory / bundle.SIGNATURE).preprocessing
         self._release = serving["release"].encode()
-        self._check_golden()
+        self._check_golden(directory)
         self._start_counting(serving)
         pb_utils.Logger.log_info(f"{args['model_instance_name']}: {serving['release']} with {versions}")
 
@@ -49,26 +38,33 @@ class TritonPythonModel:
         """One response for each request, in order: a bad image concerns nobody but its sender."""
         return [self._respond(request) for request in requests]
 
-    def _respond(self, request: Any) -> Any:
+    def pixels_of(self, request: Any) -> npt.NDArray[np.uint8] | Any:
+        """uint8 [images of the request, 3, S, S], or a TritonError that says why there are none."""
         try:
             encoded = pb_utils.get_input_tensor_by_name(request, "encoded").as_numpy()
-            pixels = self._pixels(
+            return self._pixels(
                 [bytes(data) for data in encoded.reshape(-1)], counted=request.request_id() != PROBE
             )
         except ImageError as error:
             self._errors[error.code].add()
-            return _error(str(error), pb_utils.TritonError.INVALID_ARG)
+            return pb_utils.TritonError(str(error), pb_utils.TritonError.INVALID_ARG)
         except Exception as error:  # noqa: BLE001
             # Nobody outside learns more than that: a traceback shows paths and versions.
             pb_utils.Logger.log_error(f"request {request.request_id()!r}: preprocessing failed: {error!r}")
             self._errors[INTERNAL].add()
-            return _error(
+            return pb_utils.TritonError(
                 "INTERNAL: preprocessing failed; see the server's log", pb_utils.TritonError.INTERNAL
             )
-        release = np.full((len(pixels), 1), self._release, dtype=np.object_)
-        return pb_utils.InferenceResponse(
-            [pb_utils.Tensor("image", pixels), pb_utils.Tensor("release", release)]
-        )
+
+    def release(self, images: int) -> Any:
+        """The tensor that says of so many images who answered them."""
+        return pb_utils.Tensor("release", np.full((images, 1), self._release, dtype=np.object_))
+
+    def _respond(self, request: Any) -> Any:
+        pixels = self.pixels_of(request)
+        if isinstance(pixels, pb_utils.TritonError):
+            return pb_utils.InferenceResponse(error=pixels)
+        return pb_utils.InferenceResponse([pb_utils.Tensor("image", pixels), self.release(len(pixels))])
 
     def finalize(self) -> None:
         self._counters.stop()
@@ -107,15 +103,11 @@ class TritonPythonModel:
         self._sizes = counters.inputs(SHORTER_SIDE, bins(SHORTER_SIDE), expected.get(SHORTER_SIDE, {}))
         counters.start()
 
-    def _check_golden(self) -> None:
-        for golden in bundle.read_golden(HERE):
+    def _check_golden(self, directory: Path) -> None:
+        for golden in bundle.read_golden(directory):
             pixels = preprocess(golden.path.read_bytes(), self._rules)
             if hashing.of_bytes(pixels.tobytes()) != golden.pixels_sha256:
                 raise GoldenMismatch(
                     f"golden image {golden.path.name} decodes to other pixels here than where the model was "
                     "exported; serving it would give other answers than those it was evaluated with"
                 )
-
-
-def _error(message: str, code: int) -> Any:
-    return pb_utils.InferenceResponse(error=pb_utils.TritonError(message, code))

@@ -28,6 +28,13 @@ def release(bundle: Bundle, tmp_path_factory: pytest.TempPathFactory) -> Release
 
 
 @pytest.fixture(scope="session")
+def fused_release(bundle: Bundle, tmp_path_factory: pytest.TempPathFactory) -> Release:
+    """The same bundle, as one model."""
+    models = tmp_path_factory.mktemp("fused")
+    return open_release(repository.publish(bundle.directory, models, "embedded", CPUS, fused=True))
+
+
+@pytest.fixture(scope="session")
 def slow_release(release: Release, tmp_path_factory: pytest.TempPathFactory) -> Release:
     """Preprocessing takes its time over one input, and says in the log when it begins."""
     code = f"""\

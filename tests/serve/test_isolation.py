@@ -52,8 +52,18 @@ def test_a_bad_element_refuses_its_request_and_is_named(client: Client, protocol
     assert (refused.value.status, refused.value.code) == (CLIENT_ERROR[protocol], "DAMAGED")
 
 
+@pytest.fixture(scope="module", params=["ensemble", "fused"])
+def either(request: pytest.FixtureRequest, release: Release, fused_release: Release) -> Release:
+    return {"ensemble": release, "fused": fused_release}[request.param]
+
+
+def decoder(release: Release) -> str:
+    """The name of its model that takes encoded images."""
+    return "preprocess" if (release.models / "preprocess").is_dir() else "classify"
+
+
 @pytest.fixture(scope="module")
-def gathering_server(release: Release, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+def gathering_server(either: Release, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """Waits for eight requests and runs them as one batch, which production has no reason to."""
 
     def gather(config: ModelConfig) -> None:
@@ -61,9 +71,9 @@ def gathering_server(release: Release, tmp_path_factory: pytest.TempPathFactory)
         config.dynamic_batching.max_queue_delay_microseconds = 2_000_000
 
     changed = variant(
-        release,
+        either,
         tmp_path_factory.mktemp("gathering") / "release",
-        lambda models: edit_config(models / "preprocess", gather),
+        lambda models: edit_config(models / decoder(either), gather),
     )
     with serving(changed) as server:
         yield server
@@ -77,7 +87,7 @@ def labels(answers: Sequence[Answer | ServingError]) -> list[str]:
 def full_batches(server: Server) -> int:
     """How often eight requests were run as one."""
     with tritonclient.http.InferenceServerClient(server.http) as raw:
-        (statistics,) = raw.get_inference_statistics("preprocess")["model_stats"]
+        (statistics,) = raw.get_inference_statistics(decoder(server.release))["model_stats"]
     return sum(
         entry["compute_infer"]["count"] for entry in statistics["batch_stats"] if entry["batch_size"] == 8
     )
@@ -127,14 +137,14 @@ def test_a_bomb_is_refused_with_its_size_and_the_limit(client: Client) -> None:
 
 
 @pytest.fixture(scope="module")
-def failing_server(release: Release, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+def failing_server(either: Release, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """Preprocessing has a bug: it stumbles over one input with an error that nobody foresaw."""
     bug = '    if data == b"trigger":\n        raise RuntimeError("a secret in /etc/secret")\n'
     changed = variant(
-        release,
+        either,
         tmp_path_factory.mktemp("failing") / "release",
         lambda models: edit_text(
-            models / "preprocess" / "1" / "slipway" / "preprocessing.py",
+            models / decoder(either) / "1" / "slipway" / "preprocessing.py",
             "    image = decode(data, rules)\n",
             f"{bug}    image = decode(data, rules)\n",
         ),

@@ -112,7 +112,11 @@ def test_a_server_that_blames_itself_for_a_bad_image_fails(
     release: Release, tmp_path: Path, entries: list[dict[str, Any]]
 ) -> None:
     def blame_itself(models: Path) -> None:
-        edit_text(models / "preprocess" / "1" / "model.py", "TritonError.INVALID_ARG", "TritonError.INTERNAL")
+        edit_text(
+            models / "preprocess" / "1" / "serve" / "models" / "preprocess.py",
+            "TritonError.INVALID_ARG",
+            "TritonError.INTERNAL",
+        )
 
     changed = variant(release, tmp_path / "release", blame_itself)
     with pytest.raises(
