@@ -26,6 +26,7 @@ from train.exposition import Exposition, says_that_it_runs
 from train.hardware import Machine, launch
 from train.health import DivergedError
 from train.instruments import profiling
+from train.layers import Pulse
 from train.loader import (
     Batch,
     PlainSamples,
@@ -126,6 +127,7 @@ def prepare(
         progress=Progress(precision=machine.precision.precision, loss_scale=machine.precision.state_dict()),
         stop=stop,
         meter=Meter(machine.device),
+        pulse=Pulse(module, window, machine.device) if (window := config.training.log_layers_every) else None,
     )
 
 

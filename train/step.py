@@ -11,7 +11,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from slipway import hashing
-from train import health
+from train import health, layers
 from train.health import BadStep, DivergedError
 from train.loader import Batch
 from train.mixing import mix
@@ -47,7 +47,7 @@ def step(trainer: Trainer, window: Window, batches: Iterator[Batch], outputs: Ou
         _pass_over(trainer, window, statistics)
         return stopping
     norm = _clip(trainer)
-    layers = _layer_norms(trainer)
+    norms = _look_at_layers(trainer)
     # All these numbers are the same on every rank, so all decide alike.
     problem = health.problem_with(
         loss, norm, progress.loss_average, config.training, scaled=trainer.machine.scaler is not None
@@ -70,7 +70,7 @@ def step(trainer: Trainer, window: Window, batches: Iterator[Batch], outputs: Ou
     )
     if trainer.ema:
         trainer.ema.update(trainer.module)
-    _log_layers(trainer, outputs, layers)
+    _log_layers(trainer, outputs, norms)
     _show_step(trainer, window, outputs, {"loss": loss, "lr": rate, "gradient_norm": norm})
     return stopping
 
@@ -221,19 +221,25 @@ def _show_step(trainer: Trainer, window: Window, outputs: Outputs, figures: dict
         outputs.profiler.step()
 
 
-def _layer_norms(trainer: Trainer) -> dict[str, float]:
-    """Of the gradient that the next step takes, where they are to be logged; all ranks take part."""
+def _look_at_layers(trainer: Trainer) -> dict[str, float]:
+    """Feel the gradient that the next step takes; norms by layer where they are to be logged. All ranks take part."""
+    if trainer.pulse is None:
+        return {}
+    trainer.pulse.feel()
     due = is_due(trainer.progress.step + 1, trainer.config.training.log_layers_every)
-    return health.layer_norms(trainer.module) if due else {}
+    return layers.layer_norms(trainer.module) if due else {}
 
 
 def _log_layers(trainer: Trainer, outputs: Outputs, norms: dict[str, float]) -> None:
-    if outputs.board is None or not norms:
+    if trainer.pulse is None or not norms:
+        return
+    dead = trainer.pulse.dead(trainer.machine)
+    if outputs.board is None:
         return
     step, cursor = trainer.progress.step, trainer.progress.cursor
     append_metrics(trainer.run, {"kind": "layers", "step": step, "samples": cursor, "gradient_norms": norms})
     outputs.board.log({f"gradient_norm/{name}": norm for name, norm in norms.items()}, step)
-    for sentence in health.ill_layers(norms):
+    for sentence in filter(None, (dead, layers.exploding(norms))):
         logger.warning("WARNING: step %d: %s", step, sentence)
 
 
