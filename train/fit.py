@@ -181,7 +181,8 @@ def _work_off(trainer: Trainer, outputs: Outputs) -> None:
 def _open_outputs(trainer: Trainer, stack: ExitStack) -> Outputs:
     """Describe the run, forget what was logged behind the checkpoint it continues from, and open its displays."""
     machine, run, config = trainer.machine, trainer.run, trainer.config
-    show = stack.enter_context(display(trainer.order.steps, config.training.epochs, speaks=machine.is_first))
+    steps, done = trainer.order.steps, trainer.progress.step
+    show = stack.enter_context(display(steps, config.training.epochs, done=done, speaks=machine.is_first))
     if not machine.is_first:
         return Outputs(show=show, board=None)
     describe(run, config, trainer.dataset, machine)

@@ -208,7 +208,7 @@ def seed_step(seed: int, cursor: int, rank: int) -> None:
 def _show_step(trainer: Trainer, window: Window, outputs: Outputs, figures: dict[str, float]) -> None:
     progress, training, meter = trainer.progress, trainer.config.training, trainer.meter
     meter.count(len(window.indices))
-    outputs.show.step(progress.step, figures["loss"], figures["lr"], meter.images_per_second)
+    outputs.show.step(progress.step, figures["loss"], figures["lr"], meter)
     if is_due(progress.step, training.log_every):
         line = {"kind": "train", "step": progress.step, "epoch": window.epoch, "samples": progress.cursor}
         figures = {**figures, **meter.read()}

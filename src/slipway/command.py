@@ -4,9 +4,17 @@ import logging
 import signal
 import sys
 from collections.abc import Callable
-from typing import NoReturn
+from typing import NoReturn, TextIO
 
 from slipway.errors import SlipwayError
+
+
+class _Stderr(logging.StreamHandler[TextIO]):
+    """Writes to what stderr is at that moment: a progress bar puts itself there, so that lines go above it."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.setStream(sys.stderr)
+        super().emit(record)
 
 
 def run(main: Callable[[list[str]], object]) -> NoReturn:
@@ -15,7 +23,7 @@ def run(main: Callable[[list[str]], object]) -> NoReturn:
     Exit codes: 0 done, 1 failed, 2 wrong usage, 75 stopped by a signal and to be run again, 130 Ctrl-C. A
     SlipwayError is shown as its sentence; anything else is a bug and keeps its traceback.
     """
-    logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
+    logging.basicConfig(level=logging.WARNING, format="%(message)s", handlers=[_Stderr()])
     for ours in ("slipway", "train", "serve", "deploy"):
         logging.getLogger(ours).setLevel(logging.INFO)
     try:

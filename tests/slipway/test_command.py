@@ -40,6 +40,18 @@ def test_result_is_all_that_goes_to_stdout() -> None:
     assert done.stderr == "progress\nWARNING: careful\na warning of a library\n"
 
 
+def test_line_goes_to_what_stderr_is_when_it_is_logged() -> None:
+    """A progress bar takes the place of stderr; what went past it would be glued to the end of the bar."""
+    done = run(
+        "import contextlib, io\n"
+        "with contextlib.redirect_stderr(io.StringIO()) as bar:\n"
+        "    logging.getLogger('train').warning('above the bar')\n"
+        "logging.getLogger('train').warning('without a bar')\n"
+        "return bar.getvalue().strip()"
+    )
+    assert (done.stdout, done.stderr) == ("above the bar\n", "without a bar\n")
+
+
 @pytest.mark.parametrize(("body", "output"), [("pass", ""), ("return None", ""), ("return 0", "0\n")])
 def test_command_that_makes_nothing_prints_nothing(body: str, output: str) -> None:
     done = run(body)
