@@ -1,6 +1,7 @@
 """python -m train data | fit | evaluate | export | report | explain | bundle"""
 
 import argparse
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -129,5 +130,13 @@ def _work_on_run(stage: str, config: Config, dataset: "Dataset", smoke: Path | N
     return write_report(run.directory, images, evaluation, bundle, smoke)
 
 
+def _rank() -> str:
+    """Of many ranks, this one, as PyTorch puts it in front of a traceback."""
+    torch = sys.modules.get("torch")  # not imported for an error in the options
+    if torch is None or not torch.distributed.is_initialized() or torch.distributed.get_world_size() == 1:
+        return ""
+    return f"[rank{torch.distributed.get_rank()}]: "
+
+
 if __name__ == "__main__":
-    command.run(main)
+    command.run(main, speaker=_rank)

@@ -12,6 +12,7 @@ from torch.distributed.tensor import DTensor
 
 from slipway import hashing
 from train import health, layers
+from train.dataset import DataError
 from train.health import BadStep, DivergedError
 from train.loader import Batch
 from train.mixing import mix
@@ -147,13 +148,14 @@ def accumulate_gradients(
     """Leave the gradient of the mean loss over the window's good samples in the model.
 
     Returns that loss, how many samples were bad, and whether any rank was asked to stop; all the same on every rank.
+    Raises DataError on every rank where one of them has an image that must not be skipped.
     """
     config, fabric = trainer.config, trainer.machine.fabric
     micro_batches = trainer.order.micro_batches(
         window, config.training.accumulate, fabric.global_rank, fabric.world_size
     )
-    samples = len(window.indices)
-    total = torch.zeros(3, device=fabric.device)
+    samples, failure = len(window.indices), ""
+    total = torch.zeros(4, device=fabric.device)
     for number in range(len(micro_batches)):
         batch = next(batches).to(fabric.device, channels_last=config.hardware.channels_last)
         # Around every backward, also the last: Fabric leaves FSDP2's synchronisation off otherwise.
@@ -167,9 +169,13 @@ def accumulate_gradients(
             fabric.backward(loss * fabric.world_size)
         total[0] += loss.detach()
         total[1] += batch.weights.sum()
-    # The wish to stop and the number of good samples travel with the loss: agreeing on them costs no message.
+        failure = failure or batch.failure
+    # What else ranks have to agree on travels with the loss: it costs no message.
     total[2] = trainer.stop.received is not None
-    loss_sum, good, wishes = trainer.machine.total(total).tolist()
+    total[3] = failure != ""
+    loss_sum, good, wishes, failures = trainer.machine.total(total).tolist()
+    if failures:
+        raise DataError(trainer.machine.first_of(failure))
     bad = samples - round(good)
     if 0 < bad < samples:  # how many would be bad was known to no rank before
         _scale_gradients(trainer.module, samples / good)

@@ -17,9 +17,10 @@ class _Stderr(logging.StreamHandler[TextIO]):
         super().emit(record)
 
 
-def run(main: Callable[[list[str]], object]) -> NoReturn:
+def run(main: Callable[[list[str]], object], speaker: Callable[[], str] = lambda: "") -> NoReturn:
     """Run `main(arguments)`, print what it made as the only line on stdout, and exit.
 
+    speaker: what to put in front of an error, where one of many processes has it.
     Exit codes: 0 done, 1 failed, 2 wrong usage, 75 stopped by a signal and to be run again, 130 Ctrl-C. A
     SlipwayError is shown as its sentence; anything else is a bug and keeps its traceback.
     """
@@ -29,7 +30,7 @@ def run(main: Callable[[list[str]], object]) -> NoReturn:
     try:
         result = main(sys.argv[1:])
     except SlipwayError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"{speaker()}error: {error}", file=sys.stderr)
         sys.exit(error.exit_code)
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)

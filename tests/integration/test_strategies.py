@@ -140,6 +140,25 @@ def test_failed_save_on_one_rank_ends_every_rank_in_the_same_words(
             assert re.search(r"error: .*could not be written", result.stderr)
 
 
+@pytest.mark.parametrize(("strategy", "split"), [("fsdp2", "train"), ("ddp", "val")])
+def test_image_that_one_rank_cannot_decode_ends_every_rank_in_the_same_words(
+    checkout: Checkout, odd_folder: Path, tmp_path: Path, strategy: str, split: str
+) -> None:
+    """Case A07: the others wait in the middle of a step or of a validation, and there is no launcher to end them."""
+    path = odd_folder / split / "3" / "plain.png"
+    path.write_bytes(path.read_bytes()[:60])
+    command = Setup(strategy=strategy).command(options(odd_folder, tmp_path / "runs", training__epochs=1))
+    with ranks_of(checkout, command) as ranks:
+        said = []
+        for number, rank in enumerate(ranks):
+            result = outcome(rank)
+            assert result.returncode == 1, result.stderr
+            assert "Traceback" not in result.stderr
+            said += re.findall(rf"\[rank{number}\]: (error: rank [01]: .*plain\.png: .*)", result.stderr)
+    assert len(said) == 2
+    assert said[0] == said[1]
+
+
 @contextmanager
 def ranks_of(checkout: Checkout, command: list[str]) -> Iterator[list["subprocess.Popen[str]"]]:
     """Two ranks, and no launcher that kills one of them because the other has ended."""
