@@ -106,6 +106,12 @@ class Machine:
         assert isinstance(summed, torch.Tensor)
         return summed
 
+    def largest(self, value: float) -> float:
+        """Over all ranks, the same on each of them. Reads the device."""
+        most = self.fabric.all_reduce(torch.tensor(float(value), device=self.device), reduce_op="max")
+        assert isinstance(most, torch.Tensor)
+        return float(most)
+
 
 def launch(hardware: HardwareConfig, training: TrainingConfig) -> Machine:
     """Start the processes, or join those that torchrun started.
