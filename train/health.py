@@ -6,11 +6,11 @@ Everything here follows from numbers that are equal on every rank, so all ranks 
 import json
 import logging
 import math
-import os
 from dataclasses import asdict, dataclass
 from typing import Literal
 
 from slipway.errors import SlipwayError
+from slipway.files import write_whole
 from train.config import TrainingConfig
 from train.runs import Run
 
@@ -71,13 +71,8 @@ def record(run: Run, bad: BadStep) -> None:
     known = bad_steps(run)
     if bad.cursor in {other.cursor for other in known}:
         return
-    path = run.directory / BAD_STEPS
-    temporary = path.with_suffix(".tmp")
-    with temporary.open("w", encoding="utf-8") as file:
-        file.writelines(json.dumps(asdict(each), ensure_ascii=False) + "\n" for each in [*known, bad])
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
+    lines = (json.dumps(asdict(each), ensure_ascii=False) + "\n" for each in [*known, bad])
+    write_whole(run.directory / BAD_STEPS, "".join(lines))
 
 
 def bad_steps(run: Run) -> list[BadStep]:
