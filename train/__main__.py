@@ -1,7 +1,7 @@
 """python -m train data | fit | evaluate | export | report | explain | bundle"""
 
 import argparse
-import sys
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,6 +12,9 @@ from train.config import Config
 
 if TYPE_CHECKING:
     from train.dataset import Dataset
+
+# Where launchers put the number of a rank: torchrun, srun, and Fabric for hardware.devices.
+RANK_VARIABLES = ("RANK", "SLURM_PROCID", "LOCAL_RANK")
 
 COMMANDS = {
     "data": "write the embedded data set if asked to, and check, measure, split or show the images",
@@ -131,11 +134,9 @@ def _work_on_run(stage: str, config: Config, dataset: "Dataset", smoke: Path | N
 
 
 def _rank() -> str:
-    """Of many ranks, this one, as PyTorch puts it in front of a traceback."""
-    torch = sys.modules.get("torch")  # not imported for an error in the options
-    if torch is None or not torch.distributed.is_initialized() or torch.distributed.get_world_size() == 1:
-        return ""
-    return f"[rank{torch.distributed.get_rank()}]: "
+    """Of many ranks, which one this is, as PyTorch puts it in front of a traceback; the first one speaks for all."""
+    rank = next((os.environ[name] for name in RANK_VARIABLES if name in os.environ), "0")
+    return "" if rank == "0" else f"[rank{rank}]: "
 
 
 if __name__ == "__main__":

@@ -218,7 +218,8 @@ def _batches(trainer: Trainer) -> Iterator[Batch]:
     config, fabric = trainer.config, trainer.machine.fabric
     micro_batch = config.training.batch_size // config.training.accumulate // fabric.world_size
     workers_here = config.data.workers * trainer.machine.ranks_here
-    warn_of_little_shared_memory(config.image.size, micro_batch, workers_here)
+    if fabric.local_rank == 0:
+        warn_of_little_shared_memory(config.image.size, micro_batch, workers_here)
     samples = TrainingSamples(
         trainer.dataset,
         trainer.signature.preprocessing,
