@@ -108,7 +108,8 @@ benchmark-preprocessing: python ## Preprocessing beside torchvision, OpenCV and 
 	@$(ENVIRONMENT) train --benchmark
 	@$(TRAIN_PYTHON) -m benchmarks.preprocessing $(ARGS)
 
-benchmark-training: train-environment ## Our step and data path beside a bare loop, Lightning and torchvision
+benchmark-training: python ## Our step and data path beside a bare loop, Lightning, timm and torchvision
+	@$(ENVIRONMENT) train --benchmark
 	@$(TRAIN_PYTHON) -m benchmarks.training $(ARGS)
 
 benchmark-export: train-environment ## Latency of every format against ONNX Runtime, and what each costs in accuracy
