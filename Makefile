@@ -93,10 +93,10 @@ test-fast: dev-environments ## Run the tests that start no real training and no 
 	@"$(PYTHON)" scripts/run_tests.py -m "not integration and not slow" $(ARGS)
 
 chaos-train: dev-environments ## Kill real training 52 times at random moments; it must not lose or repeat a step
-	@$(TRAIN_PYTHON) -m pytest tests/integration/test_kill_anywhere.py --kills 13 -s $(ARGS)
+	@$(TRAIN_PYTHON) -m pytest tests/integration/test_kill_anywhere.py --kills 13 -v -s $(ARGS)
 
 equivalence: dev-environments ## Train in every combination of strategy, compilation, micro-batches and precision
-	@$(TRAIN_PYTHON) -m pytest tests/integration/test_equivalence.py --whole-matrix $(ARGS)
+	@$(TRAIN_PYTHON) -m pytest tests/integration/test_equivalence.py --whole-matrix -v $(ARGS)
 
 chaos-serve: dev-environments ## Kill, stop, overload and switch a real service under load; no answer may be wrong
 	@$(SERVE_PYTHON) -m pytest tests/serve/test_chaos.py --rounds 5 -s $(ARGS)
@@ -108,7 +108,8 @@ benchmark-preprocessing: python ## Preprocessing beside torchvision, OpenCV and 
 	@$(ENVIRONMENT) train --benchmark
 	@$(TRAIN_PYTHON) -m benchmarks.preprocessing $(ARGS)
 
-benchmark-training: train-environment ## Our step and data path beside a bare loop, Lightning and torchvision
+benchmark-training: python ## Our step and data path beside a bare loop, Lightning, timm and torchvision
+	@$(ENVIRONMENT) train --benchmark
 	@$(TRAIN_PYTHON) -m benchmarks.training $(ARGS)
 
 benchmark-export: train-environment ## Latency of every format against ONNX Runtime, and what each costs in accuracy

@@ -8,7 +8,6 @@ Exits with 1 when the best format within the accuracy limit falls short of its t
 """
 
 import argparse
-import os
 import sys
 import tempfile
 from contextlib import ExitStack
@@ -24,6 +23,7 @@ from torch import nn
 from benchmarks import results
 from benchmarks.results import Ratio
 from slipway.artefact import Artefact, instructions
+from slipway.cpus import available_cpus
 from slipway.errors import SlipwayError
 from train import accuracy, parity, recommend
 from train.config import ModelConfig
@@ -49,7 +49,7 @@ def main(arguments: list[str]) -> int:
     results.add_option(parser)
     options = parser.parse_args(arguments)
     names = sorted({"onnx", *options.formats}, key=list(FORMATS).index)
-    threads = len(os.sched_getaffinity(0))
+    threads = available_cpus()
     images, labels = digits()
     classifier = fitted(images[:TRAINING], labels[:TRAINING])
     images, labels, calibration = images[TRAINING:], labels[TRAINING:], images[:64]

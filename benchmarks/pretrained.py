@@ -13,7 +13,6 @@ Exits with 1 when that is true of all that compute with less than float32.
 """
 
 import argparse
-import os
 import sys
 import tempfile
 import warnings
@@ -31,6 +30,7 @@ from PIL import Image
 from benchmarks import results
 from benchmarks.results import Ratio
 from slipway.artefact import SERVABLE
+from slipway.cpus import available_cpus
 from slipway.errors import SlipwayError
 from train import parity, recommend
 from train.formats import FORMATS
@@ -63,7 +63,7 @@ def main(arguments: list[str]) -> int:
     results.add_option(parser)
     options = parser.parse_args(arguments)
     names = sorted({"onnx", *options.formats}, key=list(FORMATS).index)
-    threads = len(os.sched_getaffinity(0))
+    threads = available_cpus()
     pixels, right = labelled_crops()
     classifier = pretrained()
     with tempfile.TemporaryDirectory() as folder, exporting(classifier, SIZE):

@@ -37,12 +37,12 @@ from benchmarks.loops import Ask, Connect, Tail, ask_about, closed_loop, open_lo
 from benchmarks.results import Ratio
 from benchmarks.work import Work
 from serve.client import CLIENTS
-from serve.cpus import available_cpus
 from serve.front import Front
 from serve.protocol import DEADLINE_SECONDS
 from serve.release import Release, open_release
 from serve.repository import publish
 from serve.server import free_ports, serving
+from slipway.cpus import available_cpus
 
 # Closed loops of so many clients; from CLIENTS_FOR_TARGETS on there are targets.
 CLIENTS_OF_LOOPS, CLIENTS_FOR_TARGETS = (1, 4, 16), 4

@@ -9,7 +9,6 @@ A lock names no index: where packages come from is a setting of whoever installs
 
 import argparse
 import hashlib
-import os
 import re
 import subprocess
 import sys
@@ -19,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from slipway import compatibility
+from slipway.files import write_whole
 
 ROOT = Path(__file__).resolve().parents[1]
 # The oldest glibc that the wheel with Triton runs on; everything else is content with less.
@@ -93,7 +93,7 @@ def make(root: Path, *, upgrade: bool = False) -> None:
     """Resolve and write every lock. Without `upgrade`, a package stays where it is unless a pin moves it."""
     for lock in LOCKS:
         body = resolve(root, lock, upgrade=upgrade)
-        write(root / lock.path, "\n".join([*header(root, lock, body), body]))
+        write_whole(root / lock.path, "\n".join([*header(root, lock, body), body]))
         print(f"{lock.path}: {len(pins(body))} packages", file=sys.stderr)
 
 
@@ -114,13 +114,6 @@ def resolve(root: Path, lock: Lock, *, upgrade: bool) -> str:
         if done.returncode:
             raise LockError(f"{lock.source} could not be locked; uv says:\n{done.stderr.strip()}")
         return output.read_text(encoding="utf-8")
-
-
-def write(path: Path, text: str) -> None:
-    """Whole or not at all."""
-    scratch = path.with_name(f".{path.name}.{os.getpid()}")
-    scratch.write_text(text, encoding="utf-8")
-    scratch.replace(path)
 
 
 def header(root: Path, lock: Lock, body: str) -> list[str]:

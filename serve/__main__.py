@@ -22,6 +22,7 @@ from functools import partial
 from pathlib import Path
 
 from slipway import command, config
+from slipway.cpus import available_cpus
 from slipway.errors import UsageError
 from slipway.paths import PROJECT_ROOT, relative_to_project
 
@@ -106,9 +107,9 @@ def _publish_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _publish(options: argparse.Namespace) -> Path:
-    from serve import cpus, releases, repository
+    from serve import releases, repository
 
-    count = cpus.available_cpus() if options.cpus is None else options.cpus
+    count = available_cpus() if options.cpus is None else options.cpus
     if count < 1:
         raise UsageError(f"command line: --cpus is {count}; must be at least 1")
     release = repository.publish(

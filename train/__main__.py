@@ -1,6 +1,7 @@
 """python -m train data | fit | evaluate | export | report | explain | bundle"""
 
 import argparse
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,6 +12,9 @@ from train.config import Config
 
 if TYPE_CHECKING:
     from train.dataset import Dataset
+
+# Where launchers put the number of a rank: torchrun, srun, and Fabric for hardware.devices.
+RANK_VARIABLES = ("RANK", "SLURM_PROCID", "LOCAL_RANK")
 
 COMMANDS = {
     "data": "write the embedded data set if asked to, and check, measure, split or show the images",
@@ -129,5 +133,11 @@ def _work_on_run(stage: str, config: Config, dataset: "Dataset", smoke: Path | N
     return write_report(run.directory, images, evaluation, bundle, smoke)
 
 
+def _rank() -> str:
+    """Of many ranks, which one this is, as PyTorch puts it in front of a traceback; the first one speaks for all."""
+    rank = next((os.environ[name] for name in RANK_VARIABLES if name in os.environ), "0")
+    return "" if rank == "0" else f"[rank{rank}]: "
+
+
 if __name__ == "__main__":
-    command.run(main)
+    command.run(main, speaker=_rank)

@@ -278,10 +278,7 @@ def _same_end(machine: Machine, kind: type[OSError | SealError]) -> Iterator[Non
         yield
     except (OSError, SealError) as error:
         words = str(error)
-    everyones = [words] * machine.world_size
-    if machine.world_size > 1:
-        torch.distributed.all_gather_object(everyones, words, group=machine.group)
-    if failed := [words for words in everyones if words]:
+    if failed := [said for said in machine.everyones(words) if said]:
         raise kind(failed[0])
 
 

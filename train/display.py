@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from train.evaluate import Score
+from train.meter import Meter
 
 logger = logging.getLogger(__name__)
 
@@ -18,14 +19,14 @@ logger = logging.getLogger(__name__)
 class Display(Protocol):
     """`step` after every optimiser step, `epoch` after every validation."""
 
-    def step(self, step: int, loss: float, rate: float, images_per_second: float) -> None: ...
+    def step(self, step: int, loss: float, rate: float, meter: Meter) -> None: ...
 
     def epoch(self, epoch: int, step: int, weights: str, validation: Score) -> None: ...
 
 
 @contextmanager
-def display(steps: int, epochs: int, *, speaks: bool) -> Iterator[Display]:
-    """A display for this rank. Only the rank that `speaks` shows anything."""
+def display(steps: int, epochs: int, *, done: int = 0, speaks: bool) -> Iterator[Display]:
+    """A display for this rank, `done` of its steps being taken. Only the rank that `speaks` shows anything."""
     if not speaks:
         yield _Silence()
     elif sys.stderr.isatty():
@@ -37,13 +38,13 @@ def display(steps: int, epochs: int, *, speaks: bool) -> Iterator[Display]:
             TimeRemainingColumn(),
         )
         with Progress(*columns, console=Console(stderr=True)) as progress:
-            yield _Bar(progress, steps, epochs)
+            yield _Bar(progress, steps, epochs, done)
     else:
         yield _Lines(epochs)
 
 
 class _Silence:
-    def step(self, step: int, loss: float, rate: float, images_per_second: float) -> None:
+    def step(self, step: int, loss: float, rate: float, meter: Meter) -> None:
         pass
 
     def epoch(self, epoch: int, step: int, weights: str, validation: Score) -> None:
@@ -51,12 +52,13 @@ class _Silence:
 
 
 class _Bar:
-    def __init__(self, progress: Progress, steps: int, epochs: int) -> None:
+    def __init__(self, progress: Progress, steps: int, epochs: int, done: int) -> None:
         self.progress, self.epochs = progress, epochs
-        self.task = progress.add_task("training", total=steps, figures="")
+        self.task = progress.add_task("training", total=steps, completed=done, figures="")
 
-    def step(self, step: int, loss: float, rate: float, images_per_second: float) -> None:
-        figures = f"loss {loss:.4f}  lr {rate:.2e}  {images_per_second:,.0f} images/s"
+    def step(self, step: int, loss: float, rate: float, meter: Meter) -> None:
+        speed = f"{meter.images_per_second:,.0f} images/s  {meter.memory_mb:,.0f} MB"
+        figures = f"loss {loss:.4f}  lr {rate:.2e}  {speed}"
         self.progress.update(self.task, completed=step, figures=figures)
 
     def epoch(self, epoch: int, step: int, weights: str, validation: Score) -> None:
@@ -70,8 +72,8 @@ class _Lines:
         self.epochs, self.started = epochs, time.monotonic()
         self.last = ""
 
-    def step(self, step: int, loss: float, rate: float, images_per_second: float) -> None:  # noqa: ARG002
-        self.last = f"train loss {loss:.4f}, {images_per_second:,.0f} images/s"
+    def step(self, step: int, loss: float, rate: float, meter: Meter) -> None:  # noqa: ARG002
+        self.last = f"train loss {loss:.4f}, {meter.images_per_second:,.0f} images/s"
 
     def epoch(self, epoch: int, step: int, weights: str, validation: Score) -> None:
         elapsed = time.monotonic() - self.started

@@ -20,7 +20,7 @@ from slipway.source import code_hash
 from train import checkpoint
 from train.checkpoint import Choice
 from train.config import Config
-from train.dataset import Dataset
+from train.dataset import DataError, Dataset
 from train.hardware import Machine
 from train.loader import Batch, PlainSamples, plain_batches
 from train.model import ImageClassifier, build_model, inference
@@ -47,8 +47,10 @@ def score(model: nn.Module, batches: Iterable[Batch], machine: Machine) -> Score
     """Score a model over the batches of all ranks together. Restores the mode it found.
 
     Runs in float32 whatever training runs in: the exported model is float32, and the two must agree.
+    Raises DataError on every rank where one of them has an image that cannot be decoded.
     """
-    totals = torch.zeros(3, dtype=torch.float64, device=machine.device)
+    failure = ""
+    totals = torch.zeros(4, dtype=torch.float64, device=machine.device)
     with inference(model):
         for on_host in batches:
             batch = on_host.to(machine.device)
@@ -58,7 +60,11 @@ def score(model: nn.Module, batches: Iterable[Batch], machine: Machine) -> Score
             totals[0] += (losses * batch.weights).double().sum()
             totals[1] += (right * batch.weights).sum()
             totals[2] += batch.weights.sum()
-    loss_sum, right_sum, samples = machine.total(totals).tolist()
+            failure = failure or batch.failure
+    totals[3] = failure != ""
+    loss_sum, right_sum, samples, failures = machine.total(totals).tolist()
+    if failures:
+        raise DataError(machine.first_of(failure))
     return Score(samples=int(samples), loss=loss_sum / samples, accuracy=right_sum / samples)
 
 

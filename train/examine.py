@@ -15,6 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from slipway import hashing, sealed
 from slipway.contract import Preprocessing
+from slipway.cpus import available_cpus
 from slipway.errors import SlipwayError
 from slipway.source import code_hash
 from train.dataset import DataError, Dataset, Sample
@@ -98,7 +99,7 @@ def _examined(
     dataset: Dataset, samples: Sequence[Sample], rules: Preprocessing
 ) -> Iterator[tuple[Sample, Facts | Refusal]]:
     examine_one = partial(_examine_one, dataset, rules)
-    with ThreadPoolExecutor(os.cpu_count()) as pool, _progress() as progress:
+    with ThreadPoolExecutor(available_cpus()) as pool, _progress() as progress:
         task = progress.add_task("decoding", total=len(samples))
         # Batch by batch: handed all at once, a million files would wait as a million tasks.
         for start in range(0, len(samples), BATCH):

@@ -2,7 +2,6 @@
 
 import json
 import logging
-import os
 import shutil
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -18,6 +17,7 @@ from slipway import config as configuration
 from slipway.artefact import Artefact
 from slipway.bundle import Golden
 from slipway.contract import Signature
+from slipway.cpus import available_cpus
 from slipway.preprocessing import ImageError, preprocess
 from slipway.signing import sign
 from slipway.source import code_hash
@@ -52,7 +52,7 @@ class Job:
 
     @property
     def threads(self) -> int:
-        return len(os.sched_getaffinity(0))
+        return available_cpus()
 
 
 def export(config: Config, run: Run, dataset: Dataset, evaluation: Path) -> Path:

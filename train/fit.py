@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
+from typing import NoReturn
 
 import torch
 
@@ -26,6 +27,7 @@ from train.exposition import Exposition, says_that_it_runs
 from train.hardware import Machine, launch
 from train.health import DivergedError
 from train.instruments import profiling
+from train.layers import Pulse
 from train.loader import (
     Batch,
     PlainSamples,
@@ -126,6 +128,7 @@ def prepare(
         progress=Progress(precision=machine.precision.precision, loss_scale=machine.precision.state_dict()),
         stop=stop,
         meter=Meter(machine.device),
+        pulse=Pulse(module, window, machine.device) if (window := config.training.log_layers_every) else None,
     )
 
 
@@ -167,8 +170,7 @@ def _work_off(trainer: Trainer, outputs: Outputs) -> None:
         if at_end or stopping or due:
             _save(trainer)
         if stopping:
-            trainer.saver.finish()
-            raise _stopped(trainer)
+            _stop(trainer)
         if at_end:
             _validate(trainer, outputs)
             trainer.meter.end_epoch()
@@ -179,7 +181,8 @@ def _work_off(trainer: Trainer, outputs: Outputs) -> None:
 def _open_outputs(trainer: Trainer, stack: ExitStack) -> Outputs:
     """Describe the run, forget what was logged behind the checkpoint it continues from, and open its displays."""
     machine, run, config = trainer.machine, trainer.run, trainer.config
-    show = stack.enter_context(display(trainer.order.steps, config.training.epochs, speaks=machine.is_first))
+    steps, done = trainer.order.steps, trainer.progress.step
+    show = stack.enter_context(display(steps, config.training.epochs, done=done, speaks=machine.is_first))
     if not machine.is_first:
         return Outputs(show=show, board=None)
     describe(run, config, trainer.dataset, machine)
@@ -215,7 +218,8 @@ def _batches(trainer: Trainer) -> Iterator[Batch]:
     config, fabric = trainer.config, trainer.machine.fabric
     micro_batch = config.training.batch_size // config.training.accumulate // fabric.world_size
     workers_here = config.data.workers * trainer.machine.ranks_here
-    warn_of_little_shared_memory(config.image.size, micro_batch, workers_here)
+    if fabric.local_rank == 0:
+        warn_of_little_shared_memory(config.image.size, micro_batch, workers_here)
     samples = TrainingSamples(
         trainer.dataset,
         trainer.signature.preprocessing,
@@ -249,9 +253,7 @@ def _validate(trainer: Trainer, outputs: Outputs) -> None:
                 assert trainer.ema
                 stack.enter_context(trainer.ema.applied_to(trainer.module))
             _validate_weights(trainer, outputs, weights)
-    wish = torch.tensor(float(trainer.stop.received is not None), device=trainer.machine.device)
-    if trainer.machine.total(wish).item():
-        raise _stopped(trainer)
+    _stop_if_asked(trainer)
 
 
 def _validate_weights(trainer: Trainer, outputs: Outputs, weights: Weights) -> None:
@@ -265,7 +267,7 @@ def _validate_weights(trainer: Trainer, outputs: Outputs, weights: Weights) -> N
         workers=trainer.config.data.workers,
     )
     with execution.eager():
-        result = score(trainer.module, batches, trainer.machine)
+        result = score(trainer.module, _unless_stopped(trainer, batches), trainer.machine)
     trainer.saver.finish()  # a score names a checkpoint that is there
     epoch = progress.cursor // trainer.order.samples - 1
     outputs.show.epoch(epoch, progress.step, weights, result)
@@ -278,6 +280,19 @@ def _validate_weights(trainer: Trainer, outputs: Outputs, weights: Weights) -> N
     if outputs.exposition:
         figures = {f"val_loss_{weights}": result.loss, f"val_accuracy_{weights}": result.accuracy}
         outputs.exposition.update(progress.step, progress.cursor, figures)
+
+
+def _unless_stopped(trainer: Trainer, batches: Iterator[Batch]) -> Iterator[Batch]:
+    """The same batches. A validation may take longer than a scheduler waits, and its checkpoint is there already."""
+    for batch in batches:
+        _stop_if_asked(trainer)
+        yield batch
+
+
+def _stop_if_asked(trainer: Trainer) -> None:
+    """Outside of steps, which agree on it by themselves; all ranks take part."""
+    if trainer.machine.largest(trainer.stop.received is not None):
+        _stop(trainer)
 
 
 def _say_that_it_ended(trainer: Trainer) -> None:
@@ -299,8 +314,14 @@ def _say_what_was_skipped(trainer: Trainer) -> None:
         )
 
 
-def _stopped(trainer: Trainer) -> Preempted:
-    return Preempted(f"stopped at step {trainer.progress.step}; start again to continue there")
+def _stop(trainer: Trainer) -> NoReturn:
+    """On all ranks. How long it took tells how long a scheduler has to wait."""
+    trainer.saver.finish()
+    seconds = trainer.machine.largest(trainer.stop.seconds_ago)
+    raise Preempted(
+        f"stopped at step {trainer.progress.step}, saved {seconds:.1f} s after it was asked to; "
+        "start again to continue there"
+    )
 
 
 def _is_finished(trainer: Trainer) -> bool:

@@ -68,6 +68,18 @@ class Machine:
             torch.distributed.broadcast_object_list(found, src=0, group=self.group)
         return found[0]
 
+    def everyones(self, words: str) -> list[str]:
+        """What each rank has to say, in their order, on every rank."""
+        said = [words] * self.world_size
+        if self.world_size > 1:
+            torch.distributed.all_gather_object(said, words, group=self.group)
+        return said
+
+    def first_of(self, words: str) -> str:
+        """What the first of the ranks that have something to say says, with its number, on every rank."""
+        rank, first = next((rank, said) for rank, said in enumerate(self.everyones(words)) if said)
+        return f"rank {rank}: {first}"
+
     def apart(self) -> "Machine":
         """The same processes with a group of their own, for what a thread says while training talks in the other."""
         if self.world_size == 1:
@@ -93,6 +105,12 @@ class Machine:
         summed = self.fabric.all_reduce(values, reduce_op="sum")
         assert isinstance(summed, torch.Tensor)
         return summed
+
+    def largest(self, value: float) -> float:
+        """Over all ranks, the same on each of them. Reads the device."""
+        most = self.fabric.all_reduce(torch.tensor(float(value), device=self.device), reduce_op="max")
+        assert isinstance(most, torch.Tensor)
+        return float(most)
 
 
 def launch(hardware: HardwareConfig, training: TrainingConfig) -> Machine:

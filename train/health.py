@@ -1,4 +1,4 @@
-"""What to do about a step that went wrong, and which layers look ill.
+"""What to do about a step that went wrong.
 
 Everything here follows from numbers that are equal on every rank, so all ranks decide alike.
 """
@@ -6,17 +6,11 @@ Everything here follows from numbers that are equal on every rank, so all ranks 
 import json
 import logging
 import math
-import os
-from collections import defaultdict
 from dataclasses import asdict, dataclass
-from statistics import median
 from typing import Literal
 
-import torch
-from torch import nn
-from torch.distributed.tensor import DTensor
-
 from slipway.errors import SlipwayError
+from slipway.files import write_whole
 from train.config import TrainingConfig
 from train.runs import Run
 
@@ -29,8 +23,6 @@ AVERAGED_STEPS = 50
 MOST_BAD_STEPS = 20
 # From 65536, a loss scale gets here by as many halvings in a row: no scale is small enough for such gradients.
 LEAST_LOSS_SCALE = 1.0
-# A layer's gradient this much larger than the median layer's is worth a look.
-EXPLODING = 1000.0
 
 logger = logging.getLogger(__name__)
 
@@ -79,13 +71,8 @@ def record(run: Run, bad: BadStep) -> None:
     known = bad_steps(run)
     if bad.cursor in {other.cursor for other in known}:
         return
-    path = run.directory / BAD_STEPS
-    temporary = path.with_suffix(".tmp")
-    with temporary.open("w", encoding="utf-8") as file:
-        file.writelines(json.dumps(asdict(each), ensure_ascii=False) + "\n" for each in [*known, bad])
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
+    lines = (json.dumps(asdict(each), ensure_ascii=False) + "\n" for each in [*known, bad])
+    write_whole(run.directory / BAD_STEPS, "".join(lines))
 
 
 def bad_steps(run: Run) -> list[BadStep]:
@@ -99,26 +86,3 @@ def bad_steps(run: Run) -> list[BadStep]:
 def avoided(run: Run) -> frozenset[int]:
     """The windows that training passes over, because it was rolled back for each of them."""
     return frozenset(bad.cursor for bad in bad_steps(run) if bad.answer == "rollback")
-
-
-def layer_norms(module: nn.Module) -> dict[str, float]:
-    """Norm of the gradient of every layer that learns, by the layer's name. Reads the device: not for every step."""
-    squares: dict[str, float] = defaultdict(float)
-    for name, parameter in module.named_parameters():
-        if parameter.grad is not None:
-            norm = torch.linalg.vector_norm(parameter.grad.detach().float())
-            value = norm.full_tensor() if isinstance(norm, DTensor) else norm
-            squares[name.rpartition(".")[0]] += float(value) ** 2
-    return {name: math.sqrt(square) for name, square in squares.items()}
-
-
-def ill_layers(norms: dict[str, float]) -> list[str]:
-    """A sentence for each layer that gets no gradient, or a far larger one than the others."""
-    usual = median(norms.values()) if norms else 0.0
-    dead = [f"no gradient reaches {name}" for name, norm in norms.items() if norm == 0]
-    exploding = [
-        f"the gradient of {name} is {norm:.3g}, that of most layers {usual:.3g}"
-        for name, norm in norms.items()
-        if norm > EXPLODING * usual > 0
-    ]
-    return dead + exploding

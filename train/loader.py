@@ -6,6 +6,7 @@ import shutil
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
@@ -44,12 +45,14 @@ class Batch:
     """images: uint8 [n, 3, size, size]. labels: int64 [n]. weights: float32 [n], 0 or 1.
 
     bad: a sentence for each sample that could not be decoded. Its weight is 0, and image and label are another's.
+    failure: why the batch could not be had, if it could not: what is here then only stands in for it, with weight 0.
     """
 
     images: torch.Tensor
     labels: torch.Tensor
     weights: torch.Tensor
     bad: tuple[str, ...] = ()
+    failure: str = ""
 
     def to(self, device: torch.device, *, channels_last: bool = False) -> "Batch":
         layout = torch.channels_last if channels_last else torch.preserve_format
@@ -148,7 +151,8 @@ def training_batches(
 ) -> Iterator[Batch]:
     """Every micro-batch of this rank from `cursor` to the end of training, as one stream over all epochs.
 
-    A sample that is skipped is named in the log, once.
+    A sample that is skipped is named in the log, once. Raises DataError for one that must not be; where there are other
+    ranks, it comes as `Batch.failure`, for all of them to end together.
     """
     draws = (
         micro_batch
@@ -156,7 +160,8 @@ def training_batches(
         for micro_batch in order.micro_batches(window, accumulate, rank, world_size)
     )
     told: set[str] = set()
-    for batch in _load(samples, draws, workers):
+    batches = _load(samples, draws, workers)
+    for batch in batches if world_size == 1 else _with_stand_ins(batches, samples.rules.image_size):
         for problem in batch.bad:
             if problem not in told:
                 logger.warning("WARNING: skipped: %s", problem)
@@ -170,7 +175,7 @@ def plain_batches(
     """Every sample once over all ranks, and as many batches on each of them.
 
     A rank that has no samples left takes the first one with weight 0: where the model is sharded, every forward is one
-    of all ranks.
+    of all ranks. Errors are those of `training_batches`.
     """
     mine = range(rank, len(samples), world_size)
     batches = math.ceil(math.ceil(len(samples) / world_size) / batch_size)
@@ -179,7 +184,28 @@ def plain_batches(
         or [Draw(0, 0, weight=0.0)]
         for number in range(batches)
     )
-    return _load(samples, draws, workers)
+    loaded = _load(samples, draws, workers)
+    if world_size == 1:
+        return loaded
+    return islice(_with_stand_ins(loaded, samples.rules.image_size), batches)
+
+
+def _with_stand_ins(batches: Iterator[Batch], image_size: int) -> Iterator[Batch]:
+    """The same batches; where one cannot be had, others that say why, for as long as they are asked for.
+
+    A rank that ended by itself would leave the rest waiting for it, in the middle of a step.
+    """
+    try:
+        yield from batches
+    except DataError as error:
+        stand_in = Batch(
+            images=torch.zeros(2, 3, image_size, image_size, dtype=torch.uint8),  # one image has no variance
+            labels=torch.zeros(2, dtype=torch.int64),
+            weights=torch.zeros(2),
+            failure=str(error),
+        )
+        while True:
+            yield stand_in
 
 
 @contextmanager

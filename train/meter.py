@@ -21,11 +21,15 @@ logger = logging.getLogger(__name__)
 
 
 class Meter:
-    """Counts from one reading to the next."""
+    """Counts from one reading to the next.
+
+    memory_mb: at the last reading; of this process, or on CUDA what tensors took.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._by_epoch: list[float] = []
+        self.memory_mb = memory(device)["memory_mb"]
         self._start()
 
     def timed(self, items: Iterator[Item]) -> Iterator[Item]:
@@ -52,14 +56,15 @@ class Meter:
         """Speed, the share of the time in which this rank waited for data, and memory; then counting starts anew."""
         elapsed = time.perf_counter() - self._started
         figures = {"images_per_second": self._images / elapsed, "data_wait": self._waited / elapsed}
-        figures |= {name: size / MEGABYTE for name, size in memory(self._device).items()}
+        figures |= memory(self._device)
+        self.memory_mb = figures["memory_mb"]
         self._start()
         return figures
 
     def end_epoch(self) -> None:
         """Leave validation out of the speed, and warn when memory has grown in each of the last epochs."""
         self._start()
-        self._by_epoch.append(next(iter(memory(self._device).values())) / MEGABYTE)
+        self._by_epoch.append(memory(self._device)["memory_mb"])
         recent = self._by_epoch[-LEAK_EPOCHS - 1 :]
         grows = all(later > earlier for earlier, later in pairwise(recent))
         if len(recent) > LEAK_EPOCHS and grows and recent[-1] > (1 + LEAK_SHARE) * recent[0]:
@@ -76,11 +81,11 @@ class Meter:
         self._started, self._waited, self._images = time.perf_counter(), 0.0, 0
 
 
-def memory(device: torch.device) -> dict[str, int]:
-    """Bytes of this process: on CUDA what tensors take and what the allocator holds, else what is resident."""
+def memory(device: torch.device) -> dict[str, float]:
+    """Megabytes of this process: on CUDA what tensors take and what the allocator holds, else what is resident."""
     if device.type == "cuda":
         return {
-            "memory_mb": torch.cuda.memory_allocated(device),
-            "memory_reserved_mb": torch.cuda.memory_reserved(device),
+            "memory_mb": torch.cuda.memory_allocated(device) / MEGABYTE,
+            "memory_reserved_mb": torch.cuda.memory_reserved(device) / MEGABYTE,
         }
-    return {"memory_mb": psutil.Process().memory_info().rss}
+    return {"memory_mb": psutil.Process().memory_info().rss / MEGABYTE}

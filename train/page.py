@@ -1,9 +1,7 @@
 """How a page for people is made: one self-contained HTML file, written in one step. `page.css` is its look."""
 
 import math
-import os
 import unicodedata
-import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +10,7 @@ from typing import Any
 import jinja2
 
 from slipway.errors import SlipwayError
+from slipway.files import write_whole
 from train.charts import number
 
 
@@ -35,14 +34,10 @@ def write_page(path: Path, template: str, content: Mapping[str, Any]) -> Path:
     )
     environment.filters |= {"number": number, "fixed": fixed, "percent": percent}
     page = environment.get_template(template).render(content)
-    temporary = path.with_name(f".{path.name}-{os.getpid()}-{uuid.uuid4().hex[:8]}")
     try:
-        temporary.write_text(page, encoding="utf-8")
-        temporary.replace(path)
+        write_whole(path, page)
     except OSError as error:
         raise SlipwayError(f"{path}: cannot be written: {error}") from error
-    finally:
-        temporary.unlink(missing_ok=True)
     return path
 
 

@@ -5,8 +5,10 @@ SIGTERM or SIGUSR1 to any rank makes all ranks save after the step they are in a
 number of times, since a scheduler may send it to the ranks and to their launcher, which passes it on (train.torchrun).
 """
 
+import math
 import os
 import signal
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -23,15 +25,22 @@ class Preempted(SlipwayError):
 
 
 class StopRequest:
-    """Whether this rank was asked to stop. Ranks agree on it by summing over all of them."""
+    """Whether this rank was asked to stop, and when. Ranks agree on it by summing over all of them."""
 
     def __init__(self) -> None:
         self.received: int | None = None
+        self._since = math.inf
 
     def receive(self, number: int, _frame: FrameType | None) -> None:
         if number == self.received == signal.SIGTERM:
             os._exit(128 + number)
         self.received = number
+        self._since = min(self._since, time.monotonic())
+
+    @property
+    def seconds_ago(self) -> float:
+        """How long it is since this rank was asked first; 0 if it was not."""
+        return max(0.0, time.monotonic() - self._since)
 
 
 @contextmanager

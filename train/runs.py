@@ -17,6 +17,7 @@ import torch
 import slipway
 from slipway import config as configuration
 from slipway import hashing, sealed
+from slipway.files import write_whole
 from slipway.paths import PROJECT_ROOT
 from slipway.sealed import write_json
 from slipway.source import code_hash
@@ -154,9 +155,7 @@ def epochs_without_gain(run: Run) -> int:
 def forget_metrics_after(run: Run, cursor: int) -> None:
     """Drop what was logged behind the checkpoint that training continues from: it will happen again."""
     kept = [line for line in read_metrics(run) if line["samples"] <= cursor]
-    temporary = run.metrics.with_suffix(".tmp")
-    temporary.write_text("".join(json.dumps(line) + "\n" for line in kept), encoding="utf-8")
-    temporary.replace(run.metrics)
+    write_whole(run.metrics, "".join(json.dumps(line) + "\n" for line in kept))
 
 
 def _launched(config: Config, dataset: Dataset, machine: Machine) -> dict[str, Any]:

@@ -11,9 +11,7 @@ data stays one integer, and no shuffle buffer has to be filled after a restart.
 
 import json
 import logging
-import os
 import tarfile
-import uuid
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
@@ -21,6 +19,7 @@ from functools import partial
 from pathlib import Path, PurePosixPath
 
 from slipway import hashing
+from slipway.files import write_whole
 from train import storage
 from train.config import DataConfig
 from train.dataset import DataError, Dataset, Found, assemble, plain_name, read_classes
@@ -143,9 +142,7 @@ def _index(shard: str, version: str, cache: Path) -> list[Member]:
     members = list(_read_index(shard))
     path.parent.mkdir(parents=True, exist_ok=True)
     # Ranks that start together may all write it: whole and alike, so the last one may win.
-    scratch = path.with_name(f".{path.name}.{os.getpid()}.{uuid.uuid4().hex}")
-    scratch.write_text(json.dumps([asdict(member) for member in members]), encoding="utf-8")
-    scratch.replace(path)
+    write_whole(path, json.dumps([asdict(member) for member in members]))
     logger.info("%s: %d images", shard, len(members))
     return members
 

@@ -11,7 +11,8 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from slipway import hashing
-from train import health
+from train import health, layers
+from train.dataset import DataError
 from train.health import BadStep, DivergedError
 from train.loader import Batch
 from train.mixing import mix
@@ -47,7 +48,7 @@ def step(trainer: Trainer, window: Window, batches: Iterator[Batch], outputs: Ou
         _pass_over(trainer, window, statistics)
         return stopping
     norm = _clip(trainer)
-    layers = _layer_norms(trainer)
+    norms = _look_at_layers(trainer)
     # All these numbers are the same on every rank, so all decide alike.
     problem = health.problem_with(
         loss, norm, progress.loss_average, config.training, scaled=trainer.machine.scaler is not None
@@ -70,7 +71,7 @@ def step(trainer: Trainer, window: Window, batches: Iterator[Batch], outputs: Ou
     )
     if trainer.ema:
         trainer.ema.update(trainer.module)
-    _log_layers(trainer, outputs, layers)
+    _log_layers(trainer, outputs, norms)
     _show_step(trainer, window, outputs, {"loss": loss, "lr": rate, "gradient_norm": norm})
     return stopping
 
@@ -147,13 +148,14 @@ def accumulate_gradients(
     """Leave the gradient of the mean loss over the window's good samples in the model.
 
     Returns that loss, how many samples were bad, and whether any rank was asked to stop; all the same on every rank.
+    Raises DataError on every rank where one of them has an image that must not be skipped.
     """
     config, fabric = trainer.config, trainer.machine.fabric
     micro_batches = trainer.order.micro_batches(
         window, config.training.accumulate, fabric.global_rank, fabric.world_size
     )
-    samples = len(window.indices)
-    total = torch.zeros(3, device=fabric.device)
+    samples, failure = len(window.indices), ""
+    total = torch.zeros(4, device=fabric.device)
     for number in range(len(micro_batches)):
         batch = next(batches).to(fabric.device, channels_last=config.hardware.channels_last)
         # Around every backward, also the last: Fabric leaves FSDP2's synchronisation off otherwise.
@@ -167,9 +169,13 @@ def accumulate_gradients(
             fabric.backward(loss * fabric.world_size)
         total[0] += loss.detach()
         total[1] += batch.weights.sum()
-    # The wish to stop and the number of good samples travel with the loss: agreeing on them costs no message.
+        failure = failure or batch.failure
+    # What else ranks have to agree on travels with the loss: it costs no message.
     total[2] = trainer.stop.received is not None
-    loss_sum, good, wishes = trainer.machine.total(total).tolist()
+    total[3] = failure != ""
+    loss_sum, good, wishes, failures = trainer.machine.total(total).tolist()
+    if failures:
+        raise DataError(trainer.machine.first_of(failure))
     bad = samples - round(good)
     if 0 < bad < samples:  # how many would be bad was known to no rank before
         _scale_gradients(trainer.module, samples / good)
@@ -208,7 +214,7 @@ def seed_step(seed: int, cursor: int, rank: int) -> None:
 def _show_step(trainer: Trainer, window: Window, outputs: Outputs, figures: dict[str, float]) -> None:
     progress, training, meter = trainer.progress, trainer.config.training, trainer.meter
     meter.count(len(window.indices))
-    outputs.show.step(progress.step, figures["loss"], figures["lr"], meter.images_per_second)
+    outputs.show.step(progress.step, figures["loss"], figures["lr"], meter)
     if is_due(progress.step, training.log_every):
         line = {"kind": "train", "step": progress.step, "epoch": window.epoch, "samples": progress.cursor}
         figures = {**figures, **meter.read()}
@@ -221,19 +227,25 @@ def _show_step(trainer: Trainer, window: Window, outputs: Outputs, figures: dict
         outputs.profiler.step()
 
 
-def _layer_norms(trainer: Trainer) -> dict[str, float]:
-    """Of the gradient that the next step takes, where they are to be logged; all ranks take part."""
+def _look_at_layers(trainer: Trainer) -> dict[str, float]:
+    """Feel the gradient that the next step takes; norms by layer where they are to be logged. All ranks take part."""
+    if trainer.pulse is None:
+        return {}
+    trainer.pulse.feel()
     due = is_due(trainer.progress.step + 1, trainer.config.training.log_layers_every)
-    return health.layer_norms(trainer.module) if due else {}
+    return layers.layer_norms(trainer.module) if due else {}
 
 
 def _log_layers(trainer: Trainer, outputs: Outputs, norms: dict[str, float]) -> None:
-    if outputs.board is None or not norms:
+    if trainer.pulse is None or not norms:
+        return
+    dead = trainer.pulse.dead(trainer.machine)
+    if outputs.board is None:
         return
     step, cursor = trainer.progress.step, trainer.progress.cursor
     append_metrics(trainer.run, {"kind": "layers", "step": step, "samples": cursor, "gradient_norms": norms})
     outputs.board.log({f"gradient_norm/{name}": norm for name, norm in norms.items()}, step)
-    for sentence in health.ill_layers(norms):
+    for sentence in filter(None, (dead, layers.exploding(norms))):
         logger.warning("WARNING: step %d: %s", step, sentence)
 
 

@@ -15,6 +15,7 @@ from train.display import Display
 from train.ema import Average
 from train.exposition import Exposition
 from train.hardware import Machine
+from train.layers import Pulse
 from train.meter import Meter
 from train.order import Order
 from train.preemption import StopRequest
@@ -24,7 +25,10 @@ from train.saver import Saver
 
 @dataclass(kw_only=True)
 class Trainer:
-    """Everything one rank works with. `module` is the plain model, `model` the one wrapped for its strategy."""
+    """Everything one rank works with. `module` is the plain model, `model` the one wrapped for its strategy.
+
+    pulse: where layers are to be watched (`training.log_layers_every`).
+    """
 
     config: Config
     run: Run
@@ -40,6 +44,7 @@ class Trainer:
     saver: Saver
     stop: StopRequest
     meter: Meter
+    pulse: Pulse | None
 
 
 @dataclass(frozen=True, kw_only=True)

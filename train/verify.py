@@ -1,13 +1,13 @@
 """A bundle carries its own proof: hash every file again, and ask every artefact its golden inputs again."""
 
 import logging
-import os
 from pathlib import Path
 
 import numpy as np
 
 from slipway.artefact import read_artefacts
 from slipway.bundle import golden_pixels, open_bundle
+from slipway.cpus import available_cpus
 from slipway.signing import SIGNATURE, require_signed
 from train import parity
 from train.parity import Rows
@@ -35,7 +35,7 @@ def verify(directory: Path, public_key: Path | None = None) -> Path:
         pixels=golden_pixels(opened),
         expected=np.stack([each.logits for each in opened.golden]),
     )
-    threads = len(os.sched_getaffinity(0))
+    threads = available_cpus()
     for artefact in read_artefacts(directory):
         checks = parity.check_artefact(directory, artefact, [golden], opened.signature.max_batch, threads)
         if failures := [parity.describe(check) for check in checks if not check.passed]:

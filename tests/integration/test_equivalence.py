@@ -1,5 +1,7 @@
 """Losses are those of one plain process in every strategy, compilation, number of micro-batches and precision.
 
+And so are the names and shapes in their checkpoints, which are what decides where one can be loaded.
+
 What is compared has neither batch statistics nor dropout: with them, which samples share a rank or a micro-batch
 decides the statistics that normalise them, and the masks they meet, so losses differ by more than rounding.
 `make equivalence` runs the whole matrix, CI the part of it that takes the least time to go once through each value.
@@ -12,6 +14,7 @@ import pytest
 
 from tests.integration.checkout import Checkout
 from tests.integration.training import Setup, finish, losses, options, run_of
+from train.checkpoint import _stored
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -39,18 +42,24 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 @pytest.fixture(scope="module")
-def plain_losses(tmp_path_factory: pytest.TempPathFactory, odd_images: Path) -> list[float]:
+def plain(tmp_path_factory: pytest.TempPathFactory, odd_images: Path) -> Path:
     folder = tmp_path_factory.mktemp("plain")
     command = Setup().command(options(odd_images, folder / "runs", **PLAIN, training__epochs=3))
     finish(Checkout(folder / "checkout"), command)
-    return losses(run_of(folder / "runs"))
+    return run_of(folder / "runs")
+
+
+def shapes(run: Path) -> dict[str, tuple[int, ...]]:
+    """Of everything that the last checkpoint holds."""
+    directory = max((run / "checkpoints").glob("step-*"))
+    return {name: tuple(entry.size) for name, entry in _stored(directory, "").items()}
 
 
 def test_losses_are_those_of_one_plain_process(
     checkout: Checkout,
     odd_images: Path,
     tmp_path: Path,
-    plain_losses: list[float],
+    plain: Path,
     cell: tuple[str, str, int, str],
 ) -> None:
     strategy, compilation, accumulate, precision = cell
@@ -62,14 +71,18 @@ def test_losses_are_those_of_one_plain_process(
         "hardware__compile": compilation,
     }
     finish(checkout, STRATEGIES[strategy].command(options(odd_images, tmp_path / "runs", **settings)))
-    assert losses(run_of(tmp_path / "runs")) == pytest.approx(plain_losses, abs=TOLERANCES[precision])
+    run = run_of(tmp_path / "runs")
+    assert losses(run) == pytest.approx(losses(plain), abs=TOLERANCES[precision])
+    assert shapes(run) == shapes(plain)
 
 
 def test_replicas_of_shards_give_them_too(
-    checkout: Checkout, odd_images: Path, tmp_path: Path, plain_losses: list[float]
+    checkout: Checkout, odd_images: Path, tmp_path: Path, plain: Path
 ) -> None:
     """Two copies of the model, each sharded over two ranks."""
     settings = {**PLAIN, "training__epochs": 3, "training__accumulate": 1, "hardware__replicas": 2}
     setup = Setup(ranks=4, strategy="fsdp2")
     finish(checkout, setup.command(options(odd_images, tmp_path / "runs", **settings)))
-    assert losses(run_of(tmp_path / "runs")) == pytest.approx(plain_losses, abs=TOLERANCES["32-true"])
+    run = run_of(tmp_path / "runs")
+    assert losses(run) == pytest.approx(losses(plain), abs=TOLERANCES["32-true"])
+    assert shapes(run) == shapes(plain)

@@ -37,7 +37,6 @@ def test_killed_anywhere_is_bit_identical_to_never_killed(
     finish(checkout, setup.command(options(odd_folder, straight, training__epochs=epochs)))
     arguments = options(odd_folder, disturbed, training__epochs=epochs)
     done = disturb(checkout, setup, arguments, disturbed, kills, seed)
-    print(f"seed {seed}:", *done, sep="\n  ")
     assert len(done) == kills
     assert metrics(run_of(disturbed)) == metrics(run_of(straight))
     assert final_state(run_of(disturbed)) == final_state(run_of(straight))

@@ -140,6 +140,26 @@ def test_failed_save_on_one_rank_ends_every_rank_in_the_same_words(
             assert re.search(r"error: .*could not be written", result.stderr)
 
 
+@pytest.mark.parametrize(("strategy", "split"), [("fsdp2", "train"), ("ddp", "val")])
+def test_image_that_one_rank_cannot_decode_ends_every_rank_in_the_same_words(
+    checkout: Checkout, odd_folder: Path, tmp_path: Path, strategy: str, split: str
+) -> None:
+    """Case A07: the others wait in the middle of a step or of a validation, and there is no launcher to end them."""
+    path = odd_folder / split / "3" / "plain.png"
+    path.write_bytes(path.read_bytes()[:60])
+    command = Setup(strategy=strategy).command(options(odd_folder, tmp_path / "runs", training__epochs=1))
+    with ranks_of(checkout, command) as ranks:
+        said = []
+        for number, rank in enumerate(ranks):
+            result = outcome(rank)
+            assert result.returncode == 1, result.stderr
+            assert "Traceback" not in result.stderr
+            who = r"\[rank1\]: " if number else ""
+            said += re.findall(rf"(?m)^{who}(error: rank [01]: .*plain\.png: .*)$", result.stderr)
+    assert len(said) == 2
+    assert said[0] == said[1]
+
+
 @contextmanager
 def ranks_of(checkout: Checkout, command: list[str]) -> Iterator[list["subprocess.Popen[str]"]]:
     """Two ranks, and no launcher that kills one of them because the other has ended."""
@@ -156,6 +176,35 @@ def ranks_of(checkout: Checkout, command: list[str]) -> Iterator[list["subproces
     finally:
         for rank in ranks:
             end(rank)
+
+
+def test_gradients_travel_once_a_step_however_many_micro_batches(
+    checkout: Checkout, odd_folder: Path, tmp_path: Path
+) -> None:
+    program = str(Path(__file__).with_name("collectives.py"))
+    with ranks_of(checkout, [program, str(odd_folder), str(tmp_path / "runs")]) as ranks:
+        for rank in ranks:
+            result = outcome(rank)
+            assert result.returncode == 0, result.stderr
+            for strategy, (one, four) in json.loads(result.stdout).items():
+                assert one == four > 0, strategy
+
+
+def test_torchrun_starts_ranks_again_and_they_go_on(
+    checkout: Checkout, odd_folder: Path, tmp_path: Path
+) -> None:
+    """With `--max-restarts` a rank that is killed costs what was done since the last checkpoint, and nobody's time."""
+    setup, runs = Setup(ranks=2, strategy="ddp"), tmp_path / "runs"
+    module, launcher, *rest = setup.command(options(odd_folder, runs, training__epochs=6))
+    process = checkout.start(module, launcher, "--max-restarts=1", *rest)
+    try:
+        wait_for_step_after(process, runs, last=0, checkpoints=1)
+        os.kill(ranks_in(process, setup)[1], signal.SIGKILL)
+    finally:
+        result = outcome(process, DEADLINE_SECONDS)
+    assert result.returncode == 0, result.stderr
+    assert re.search(rf"continuing {run_of(runs).name} at step \d", result.stderr)
+    assert [line["step"] for line in metrics(run_of(runs)) if line["kind"] == "train"] == list(range(1, 19))
 
 
 def test_sharded_validation_ends_where_ranks_have_unequal_numbers_of_batches(

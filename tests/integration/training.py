@@ -101,8 +101,9 @@ def disturb(
 ) -> list[str]:
     """Start training again and again, kill or stop a random rank at a random moment each time, then let it finish.
 
-    Returns what was done, a line each.
+    Says what it does, for a person who waits, and returns it, a line each.
     """
+    print(f"\nseed {seed}", flush=True)
     moments = random.Random(seed)
     done = []
     for _ in range(kills):
@@ -120,6 +121,7 @@ def disturb(
         finally:
             end(process)
         done.append(f"{signal.Signals(number).name} to rank {rank} after step {newest_step(runs)}")
+        print(f"  {len(done)} of {kills}: {done[-1]}", flush=True)
         if process.returncode == 0:  # it had just finished
             break
         assert "Traceback (most recent call last)" not in errors or setup.ranks > 1, errors

@@ -17,9 +17,11 @@ def main(arguments):
 """
 
 
-def run(body: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+def run(body: str, *arguments: str, speaker: str = "lambda: ''") -> subprocess.CompletedProcess[str]:
     """Run a command whose `main(arguments)` does `body`."""
-    program = PRELUDE + "".join(f"    {line}\n" for line in body.splitlines()) + "\ncommand.run(main)\n"
+    program = (
+        PRELUDE + "".join(f"    {line}\n" for line in body.splitlines()) + f"\ncommand.run(main, {speaker})\n"
+    )
     return subprocess.run(
         [sys.executable, "-c", program, *arguments], capture_output=True, text=True, timeout=30, check=False
     )
@@ -38,6 +40,26 @@ def test_result_is_all_that_goes_to_stdout() -> None:
     assert done.returncode == 0
     assert done.stdout == "a b/bundle\n"
     assert done.stderr == "progress\nWARNING: careful\na warning of a library\n"
+
+
+def test_line_goes_to_what_stderr_is_when_it_is_logged() -> None:
+    """A progress bar takes the place of stderr; what went past it would be glued to the end of the bar."""
+    done = run(
+        "import contextlib, io\n"
+        "with contextlib.redirect_stderr(io.StringIO()) as bar:\n"
+        "    logging.getLogger('train').warning('above the bar')\n"
+        "logging.getLogger('train').warning('without a bar')\n"
+        "return bar.getvalue().strip()"
+    )
+    assert (done.stdout, done.stderr) == ("above the bar\n", "without a bar\n")
+
+
+def test_one_of_many_processes_says_who_it_is() -> None:
+    done = run(
+        "logging.getLogger('train').warning('WARNING: careful')\nraise SlipwayError('so')",
+        speaker="lambda: '[rank1]: '",
+    )
+    assert done.stderr == "[rank1]: WARNING: careful\n[rank1]: error: so\n"
 
 
 @pytest.mark.parametrize(("body", "output"), [("pass", ""), ("return None", ""), ("return 0", "0\n")])

@@ -63,6 +63,7 @@ def trainer_for(config: Config, tmp_path: Path, module: nn.Module, samples: int,
         progress=Progress(precision=precision),
         stop=StopRequest(),
         meter=Meter(machine.device),
+        pulse=None,
     )
 
 

@@ -21,7 +21,8 @@ from train.fit import fit
 from train.folder import read_folder
 from train.hardware import launch
 from train.health import DivergedError, bad_steps
-from train.order import Order, Window
+from train.loader import PlainSamples
+from train.order import Draw, Order, Window
 from train.preemption import Preempted
 from train.runs import MEASURED, Run, read_metrics, run_for
 from train.trainer import Trainer
@@ -261,6 +262,33 @@ def test_stop_request_saves_the_step_and_the_next_start_continues(
         fit(config, folder)
     assert caught.value.exit_code == 75
     monkeypatch.setattr(loop, "step", step)
+    resumed = fit(config, folder)
+    assert without_speed(resumed) == without_speed(undisturbed)
+    assert_bit_equal(final_state(resumed), final_state(undisturbed))
+
+
+def test_stop_request_ends_a_validation_on_the_spot(
+    make_folder: MakeFolder, make_config: MakeConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Case B04: it may take longer than a scheduler waits, and its checkpoint is there. 21 images in batches of 8."""
+    root = make_folder(val=7)
+    straight = make_config(root)
+    folder = read_folder(straight.data)
+    undisturbed = fit(straight, folder)
+    config = make_config(root, run__directory=str(tmp_path / "other"))
+    read, validated = PlainSamples.__getitem__, []
+
+    def read_and_signal(samples: PlainSamples, draw: Draw) -> Any:
+        validated.append(draw.index)
+        if len(validated) == 9:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return read(samples, draw)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(PlainSamples, "__getitem__", read_and_signal)
+        with pytest.raises(Preempted, match=r"stopped at step 3, saved \d+\.\d s after it was asked to"):
+            fit(config, folder)
+    assert len(validated) == 16
     resumed = fit(config, folder)
     assert without_speed(resumed) == without_speed(undisturbed)
     assert_bit_equal(final_state(resumed), final_state(undisturbed))

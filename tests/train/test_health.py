@@ -2,8 +2,6 @@ import math
 from pathlib import Path
 
 import pytest
-import torch
-from torch import nn
 
 from train.config import TrainingConfig
 from train.health import (
@@ -12,8 +10,6 @@ from train.health import (
     averaged,
     avoided,
     bad_steps,
-    ill_layers,
-    layer_norms,
     problem_with,
     record,
 )
@@ -74,17 +70,3 @@ def test_kill_while_writing_leaves_what_was_there(tmp_path: Path, monkeypatch: p
     assert avoided(run) == {8}
     record(run, bad(16, "rollback"))
     assert avoided(run) == {8, 16}
-
-
-def test_layers_without_gradient_and_with_far_too_much_are_named() -> None:
-    module = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2), nn.Linear(2, 2), nn.Linear(2, 2))
-    for parameter in module.parameters():
-        parameter.grad = torch.ones_like(parameter)
-    module.get_parameter("1.weight").grad = torch.zeros(2, 2)
-    module.get_parameter("1.bias").grad = torch.zeros(2)
-    module.get_parameter("2.weight").grad = torch.full((2, 2), 1e5)
-    norms = layer_norms(module)
-    assert norms["0"] == pytest.approx(math.sqrt(6))
-    dead, exploding = ill_layers(norms)
-    assert dead == "no gradient reaches 1"
-    assert exploding.startswith("the gradient of 2 is 2e+05, that of most layers")

@@ -1,6 +1,7 @@
 import io
 import multiprocessing
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -132,6 +133,27 @@ def skipping(folder: Dataset, **place: int) -> list[Batch]:
     order = Order(samples=len(samples.samples), batch_size=6, epochs=2, seed=0, fingerprint="fixed")
     whole = {"cursor": 0, "accumulate": 1, "rank": 0, "world_size": 1, "workers": 0}
     return list(training_batches(samples, order, **{**whole, **place}))
+
+
+def test_rank_of_many_says_what_is_wrong_and_has_a_batch_all_the_same(make_folder: MakeFolder) -> None:
+    """Case A07: a rank that ended by itself would leave the others waiting for it."""
+    root = make_folder()
+    for split in ("train", "val"):
+        path = root / split / "bee" / "0.png"
+        path.write_bytes(path.read_bytes()[:-20])
+    folder = read_folder(data_config(root))
+    samples = TrainingSamples(folder, RULES, AugmentConfig(), seed=0)
+    order = Order(samples=21, batch_size=6, epochs=99, seed=0, fingerprint=folder.fingerprint)
+    stream = training_batches(samples, order, cursor=0, accumulate=1, rank=0, world_size=2, workers=0)
+    for batch in islice((batch for batch in stream if batch.failure), 3):
+        assert "train/bee/0.png: " in batch.failure
+        assert batch.images.shape == (2, 3, 16, 16)
+        assert not batch.weights.any()
+    validation = PlainSamples(folder, "val", RULES)
+    ranks = [list(plain_batches(validation, 2, rank=rank, world_size=2, workers=0)) for rank in (0, 1)]
+    assert [len(batches) for batches in ranks] == [3, 3]
+    failed = [any("val/bee/0.png: " in batch.failure for batch in batches) for batches in ranks]
+    assert sorted(failed) == [False, True]
 
 
 def test_skipped_sample_weighs_nothing_and_moves_no_other(

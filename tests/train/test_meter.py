@@ -29,20 +29,21 @@ def test_reading_starts_anew() -> None:
     meter = Meter(CPU)
     meter.count(64)
     assert meter.read()["images_per_second"] > 0
+    assert meter.memory_mb > 50
     assert meter.read()["images_per_second"] == 0
 
 
 def sizes(monkeypatch: pytest.MonkeyPatch, megabytes: list[int]) -> None:
     readings = iter(megabytes)
-    monkeypatch.setattr(meters, "memory", lambda device: {"memory_mb": next(readings) * 2**20})
+    monkeypatch.setattr(meters, "memory", lambda device: {"memory_mb": next(readings)})
 
 
 def test_memory_that_grows_every_epoch_is_said(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     growing = [100 + 10 * epoch for epoch in range(LEAK_EPOCHS + 1)]
-    sizes(monkeypatch, growing)
     meter = Meter(CPU)
+    sizes(monkeypatch, growing)
     for _ in growing:
         meter.end_epoch()
     assert "from 100 to 150 MB. Look for tensors that are kept together with their graph" in caplog.text
@@ -54,8 +55,8 @@ def test_memory_that_grows_every_epoch_is_said(
 def test_memory_that_settles_is_no_leak(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, megabytes: list[int]
 ) -> None:
-    sizes(monkeypatch, megabytes)
     meter = Meter(CPU)
+    sizes(monkeypatch, megabytes)
     for _ in megabytes:
         meter.end_epoch()
     assert not caplog.records

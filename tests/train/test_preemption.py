@@ -13,8 +13,10 @@ def test_first_signal_is_noted_and_handlers_come_back(number: int) -> None:
     before = signal.getsignal(number)
     with stop_requests() as request:
         assert request.received is None
+        assert request.seconds_ago == 0
         os.kill(os.getpid(), number)
         assert request.received == number
+        assert request.seconds_ago > 0
     assert signal.getsignal(number) is before
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from serve.cpus import available_cpus
+from slipway.cpus import available_cpus
 
 AFFINITY = len(os.sched_getaffinity(0))
 
