@@ -98,6 +98,11 @@ def _publish_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--cpus", type=int, help="how many CPUs the server will have (default: as many as here)"
     )
+    parser.add_argument(
+        "--no-promote",
+        action="store_true",
+        help="only make the release: somebody tries it, such as `smoke`, and `promote` lets it be served then",
+    )
 
 
 def _publish(options: argparse.Namespace) -> Path:
@@ -109,7 +114,7 @@ def _publish(options: argparse.Namespace) -> Path:
     release = repository.publish(
         options.bundle, options.repository, options.target, count, options.public_key
     )
-    return releases.promote(release)
+    return release if options.no_promote else releases.promote(release)
 
 
 def _promote_options(parser: argparse.ArgumentParser) -> None:
@@ -293,7 +298,7 @@ def _add_path(parser: argparse.ArgumentParser, option: str, help: str, default: 
 
 COMMANDS = {
     "publish": Command(
-        help="Make a sealed release of a bundle, and promote it.",
+        help="Make a sealed release of a bundle, and promote it unless told not to.",
         add_options=_publish_options,
         run=_publish,
         required=("bundle",),

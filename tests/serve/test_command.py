@@ -81,12 +81,15 @@ def test_every_command_explains_itself(command: str) -> None:
 
 @pytest.mark.integration
 def test_publish_prints_the_release_and_nothing_else(bundle: Bundle, tmp_path: Path) -> None:
+    """And, told so, promotes nothing."""
     arguments = ["publish", "--bundle", str(bundle.directory), "--repository", "models with space"]
-    done = serve(*arguments, cwd=tmp_path)
+    done = serve(*arguments, "--no-promote", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    release = tmp_path / "models with space" / "releases" / "tiny-1"
+    current, release = (tmp_path / "models with space" / name for name in ("current", "releases/tiny-1"))
     assert (tmp_path / done.stdout.removesuffix("\n")).resolve() == release.resolve()
+    assert not current.is_symlink()
     assert serve(*arguments, cwd=tmp_path).stdout == done.stdout
+    assert current.resolve() == release.resolve()
 
 
 def test_verify_names_a_whole_release_and_refuses_a_changed_one(release: Release, tmp_path: Path) -> None:
