@@ -89,6 +89,14 @@ def test_every_manifest_is_valid(name: str) -> None:
     assert [problem for manifest in rendered(name) for problem in problems_of(manifest)] == []
 
 
+@pytest.mark.parametrize("name", OURS)
+def test_everything_is_in_the_namespace_that_comes_with_it(name: str) -> None:
+    """Else it would be made in whichever one kubectl is set to: an autoscaler there finds nothing to scale."""
+    (namespace,) = of_kind(name, "Namespace")
+    others = [manifest["metadata"] for manifest in rendered(name) if manifest["kind"] != "Namespace"]
+    assert {each.get("namespace") for each in others} == {namespace["metadata"]["name"]}
+
+
 def test_every_kustomization_is_tested() -> None:
     """Those that others are made of appear in them."""
     overlays = {str(path.parent.relative_to(FOLDER)) for path in FOLDER.glob("overlays/*/kustomization.yaml")}
