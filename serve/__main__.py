@@ -3,6 +3,7 @@
     python -m serve publish --bundle bundles/digits/1
     python -m serve up
     python -m serve promote digits-1 | rollback | list | verify model_repository/current
+    python -m serve push digits-1 s3://releases | pull s3://releases/digits-1
     python -m serve watch --http triton:8000 --grpc triton:8001 --metrics triton:8002
     python -m serve predict cat.jpg
     python -m serve smoke --release ... --images ... --predictions ... --output ...
@@ -99,6 +100,12 @@ def _publish_options(parser: argparse.ArgumentParser) -> None:
         "--cpus", type=int, help="how many CPUs the server will have (default: as many as here)"
     )
     parser.add_argument(
+        "--sign-key",
+        type=Path,
+        metavar="PATH",
+        help="PEM file of the private key to sign the release with, for those who `pull` it (default: not signed)",
+    )
+    parser.add_argument(
         "--no-promote",
         action="store_true",
         help="only make the release: somebody tries it, such as `smoke`, and `promote` lets it be served then",
@@ -112,7 +119,12 @@ def _publish(options: argparse.Namespace) -> Path:
     if count < 1:
         raise UsageError(f"command line: --cpus is {count}; must be at least 1")
     release = repository.publish(
-        options.bundle, options.repository, options.target, count, options.public_key
+        options.bundle,
+        options.repository,
+        options.target,
+        count,
+        public_key=options.public_key,
+        sign_key=options.sign_key,
     )
     return release if options.no_promote else releases.promote(release)
 
@@ -152,14 +164,53 @@ def _verify_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _verify(options: argparse.Namespace) -> str:
+    _release_key_option(parser)
     from serve.release import open_release
 
     return open_release(options.release).identity
 
+    from slipway import signing
 
+    if options.public_key is not None:
+        signing.require_signed(options.release.resolve(), options.public_key)
 def _up_options(parser: argparse.ArgumentParser) -> None:
     _add_path(parser, "--release", "release to serve, or a link to it that may be moved meanwhile", CURRENT)
     parser.add_argument(
+def _push_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("name", metavar="RELEASE", help="name of the release, as `list` shows it")
+    parser.add_argument(
+        "place", metavar="s3://BUCKET/PREFIX", help="where releases lie; the prefix may be missing"
+    )
+    _repository_option(parser)
+
+
+def _push(options: argparse.Namespace) -> str:
+    from serve import releases, remote
+
+    return remote.push(releases.find(options.repository, options.name), options.place)
+
+
+def _pull_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("address", metavar="s3://BUCKET/PREFIX/RELEASE", help="what `push` printed")
+    _repository_option(parser)
+    _release_key_option(parser)
+
+
+def _pull(options: argparse.Namespace) -> Path:
+    from serve import remote
+
+    return remote.pull(options.address, options.repository, options.public_key)
+
+
+def _release_key_option(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--public-key",
+        type=Path,
+        metavar="PATH",
+        help="PEM file of the key whose owner must have signed the release (default: any release is taken)",
+    )
+
+
         "--probe-seconds",
         type=float,
         default=5.0,
@@ -358,3 +409,13 @@ COMMANDS = {
 
 if __name__ == "__main__":
     command.run(main)
+    "push": Command(
+        help="Copy a release to S3-compatible storage, for other machines to `pull`; nothing there is overwritten.",
+        add_options=_push_options,
+        run=_push,
+    ),
+    "pull": Command(
+        help="Take a release out of S3-compatible storage into the model repository, if it is whole; promote it then.",
+        add_options=_pull_options,
+        run=_pull,
+    ),

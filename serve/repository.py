@@ -78,17 +78,25 @@ class _Content:
 
 
 def publish(
-    bundle_directory: Path, repository: Path, target: Target, cpus: int, public_key: Path | None = None
+    bundle_directory: Path,
+    repository: Path,
+    target: Target,
+    cpus: int,
+    *,
+    public_key: Path | None = None,
+    sign_key: Path | None = None,
 ) -> Path:
     """Make a release of a bundle; return its directory.
 
-    public_key: whose owner must have signed the bundle; of one who has not, nothing else is read.
+    Args:
+        public_key: whose owner must have signed the bundle; of one who has not, nothing else is read.
+        sign_key: private key to sign the release with, for those who get it from somewhere else.
 
     A release made from the same bundle, code and settings is found again, not made again. One that is already
     there is never changed: what differs is published beside it, under a name that ends in a hash.
 
     Raises:
-        SignatureError: the bundle is not as the owner of the key signed it.
+        SignatureError: the bundle is not as the owner of the key signed it, or the release cannot be signed.
         SealError, BundleError, ContractError, ArtefactError: the bundle is damaged or was not proven.
         PublishError: the target cannot run the model, or this environment decodes images differently.
     """
@@ -112,9 +120,7 @@ def publish(
         pixels=_golden_pixels(opened),
         pins=_pins(target),
     )
-    inputs = hashing.of_data(
-        {"bundle": opened.seal, "target": target, "cpus": cpus, "pins": asdict(content.pins), "code": _code()}
-    )
+    inputs = _inputs(content, sign_key)
     with sealed.only_one(repository / RELEASES, f"{repository}"):
         release = sealed.made_from(repository / RELEASES, KIND, inputs)
         if release is None:
@@ -122,6 +128,8 @@ def publish(
             with sealed.stage(release, kind=KIND, inputs=inputs) as staging:
                 _fill(staging, content)
                 _lint(staging / MODELS)
+                if sign_key is not None:
+                    signing.sign(staging, sign_key)
             logger.info("published %s (%s) as %s", opened.release, artefact.name, release)
         else:
             logger.info("%s is already published as %s", opened.release, release)
@@ -184,6 +192,20 @@ def _pins(target: Target) -> Pins:
     return Pins(
         python=table.python if target == "embedded" else table.triton.container.python,
         packages={name: table.serve[name] for name in ("numpy", "pillow", *artefacts.SERVABLE)},
+    )
+
+
+def _inputs(content: _Content, sign_key: Path | None) -> str:
+    """A hash over everything that a release is made from."""
+    return hashing.of_data(
+        {
+            "bundle": content.bundle.seal,
+            "target": content.description.target,
+            "cpus": content.description.cpus,
+            "pins": asdict(content.pins),
+            "code": _code(),
+            "signer": None if sign_key is None else signing.signer(sign_key),
+        }
     )
 
 

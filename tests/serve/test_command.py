@@ -42,7 +42,7 @@ def serve(*arguments: str | Path, cwd: Path | None = None) -> subprocess.Complet
         (["smok"], "smok is not a command of serve; did you mean smoke?"),
         (
             ["quux"],
-            "quux is not a command of serve; there are publish, promote, rollback, list, verify, up, watch, smoke, ",
+            "quux is not a command of serve; there are publish, promote, rollback, list, verify, push, pull, up, ",
         ),
         (["smoke", "--relase", "x"], "--relase is not an option; did you mean release?"),
         (["smoke", "--image", "x"], "--image is not an option; did you mean images?"),
@@ -53,6 +53,10 @@ def serve(*arguments: str | Path, cwd: Path | None = None) -> subprocess.Complet
         (
             ["promote", "digits-9", "--repository", "none"],
             "digits-9 is not a release of none; there are none",
+        ),
+        (
+            ["pull", "s3://releases"],
+            "s3://releases: is no address of a release; expected s3://bucket/prefix/release",
         ),
         (["up", "now"], "'now' is one value too many"),
         (["up", "--probe-seconds", "0"], "--probe-seconds is 0; must be above 0"),
@@ -70,7 +74,8 @@ def test_wrong_usage_is_said_in_one_line_and_exits_2(arguments: list[str], words
 
 
 @pytest.mark.parametrize(
-    "command", ["publish", "promote", "rollback", "list", "verify", "up", "watch", "smoke", "predict"]
+    "command",
+    ["publish", "promote", "rollback", "list", "verify", "push", "pull", "up", "watch", "smoke", "predict"],
 )
 def test_every_command_explains_itself(command: str) -> None:
     done = serve(command, "--help")
