@@ -45,7 +45,7 @@ def stand_in(folder: Path, monkeypatch: pytest.MonkeyPatch, program: str) -> Non
     python = folder / "python"
     python.write_text(f'#!/bin/sh\nexec "{sys.executable}" "{folder}/program.py"\n')
     python.chmod(0o755)
-    monkeypatch.setattr(peers.sys, "executable", str(python))
+    monkeypatch.setattr(sys, "executable", str(python))
 
 
 @pytest.mark.parametrize("name", ["FastAPI", "LitServe"])
