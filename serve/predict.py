@@ -75,6 +75,7 @@ def run(
         retries=RETRIES,
         api_key=api_key,
         certificates=certificates,
+        priority="bulk",
     )
     try:
         refused = asyncio.run(_run(files, connect, form, write))
