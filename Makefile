@@ -31,7 +31,7 @@ help: ## Show this help
 	@echo
 	@awk 'BEGIN { FS = ":.*## " } /^[a-z][a-z-]*:.*## / { printf "  %-23s %s\n", $$1, $$2 }' Makefile
 
-pipeline: train-environment server ## The main job: data, train, evaluate, export, publish, serve, smoke, report
+pipeline: train-environment server ## The main job: data, train, evaluate, export, publish, smoke, promote, report
 	@"$(PYTHON)" scripts/pipeline.py $(OPTIONS)
 
 setup: train-environment server ## Make or update the environments (the other targets do it themselves)
@@ -70,11 +70,11 @@ gateway: serve-environment ## TLS, keys, limits and the try-it page in front of 
 stack: deploy-environment ## Start the whole service with Docker Compose, for a CPU or a GPU: make stack PROFILE=gpu
 	@$(SERVE_PYTHON) -m deploy.stack up --profile "$(PROFILE)"
 
-smoke: train-environment server ## Publish, then send every test image through a server of its own
+smoke: train-environment server ## Publish, and send every test image through a server of its own; promote nothing
 	@data="$$($(TRAIN) data $(OPTIONS))" \
 	&& evaluation="$$($(TRAIN) evaluate $(OPTIONS))" \
 	&& bundle="$$($(TRAIN) export $(OPTIONS))" \
-	&& release="$$($(SERVE) publish --bundle "$$bundle")" \
+	&& release="$$($(SERVE) publish --bundle "$$bundle" --no-promote)" \
 	&& predictions="$$bundle/served/predictions.jsonl" \
 	&& { test -f "$$predictions" || predictions="$$evaluation/predictions.jsonl"; } \
 	&& $(SERVE) smoke --release "$$release" --images "$$data" --predictions "$$predictions" --output "$$(mktemp)"

@@ -1,4 +1,4 @@
-"""The main job: data, fit, evaluate, export, publish, smoke, report. Each stage is a command of its own.
+"""The main job: data, fit, evaluate, export, publish, smoke, promote, report. Each stage is a command of its own.
 
     pipeline.py --config configs/digits.yaml [--training.epochs 3 ...]
 
@@ -22,7 +22,7 @@ from types import FrameType
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-STAGES = ("data", "fit", "evaluate", "export", "publish", "smoke", "report")
+STAGES = ("data", "fit", "evaluate", "export", "publish", "smoke", "promote", "report")
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 # What a stage's exit code means to whoever called us: wrong usage, or stopped by a signal and to be run again.
@@ -42,7 +42,7 @@ class PipelineError(Exception):
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(
         prog="pipeline.py",
-        description="data, fit, evaluate, export, publish, smoke, report; stops at the first stage that fails.",
+        description="data, fit, evaluate, export, publish, smoke, promote, report; ends with the first that fails.",
         epilog="Other options, such as --training.epochs 3, are passed on to the stages that read the config.",
         allow_abbrev=False,
     )
@@ -129,7 +129,7 @@ def run_pipeline(runner: StageRunner, settings: list[str]) -> list[Row]:
     runner.run("fit", "train", "fit", *settings)
     evaluation = runner.run("evaluate", "train", "evaluate", *settings)
     bundle = runner.run("export", "train", "export", *settings)
-    release = runner.run("publish", "serve", "publish", "--bundle", bundle)
+    release = runner.run("publish", "serve", "publish", "--bundle", bundle, "--no-promote")
     # Two pipelines at once may serve the same release; neither may read the other's answers.
     with tempfile.TemporaryDirectory(prefix="slipway-smoke-") as scratch:
         smoke = Path(scratch, "smoke.json")
@@ -138,6 +138,7 @@ def run_pipeline(runner: StageRunner, settings: list[str]) -> list[Row]:
         predictions = own if own.exists() else evaluation / "predictions.jsonl"
         expected = ["--images", str(data), "--predictions", str(predictions)]
         runner.run("smoke", "serve", "smoke", "--release", release, *expected, "--output", smoke)
+        runner.run("promote", "serve", "promote", release.name)
         report = runner.run("report", "train", "report", *settings, "--smoke", smoke)
         return summary(evaluation, bundle, smoke, report)
 

@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[1]
 # What both sides must agree on is tested in both.
 SUITES = {
     "train": ["tests/slipway", "tests/train", "tests/scripts", "tests/integration"],
-    "serve": ["tests/slipway", "tests/serve", "tests/deploy"],
+    "serve": ["tests/slipway", "tests/serve", "tests/deploy", "tests/benchmarks"],
 }
 NO_TESTS_RAN = 5  # pytest's exit code for a selection that matches nothing
 

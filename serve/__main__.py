@@ -3,6 +3,7 @@
     python -m serve publish --bundle bundles/digits/1
     python -m serve up
     python -m serve promote digits-1 | rollback | list | verify model_repository/current
+    python -m serve push digits-1 s3://releases | pull s3://releases/digits-1
     python -m serve watch --http triton:8000 --grpc triton:8001 --metrics triton:8002
     python -m serve predict cat.jpg
     python -m serve smoke --release ... --images ... --predictions ... --output ...
@@ -13,8 +14,10 @@
 
 import argparse
 import difflib
+import os
 import re
 import signal
+import ssl
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -30,6 +33,7 @@ REPOSITORY = PROJECT_ROOT / "model_repository"
 CURRENT = REPOSITORY / "current"
 DEFAULT_URLS = {"http": "127.0.0.1:8000", "grpc": "127.0.0.1:8001"}
 DEFAULT_METRICS = "127.0.0.1:8002"
+API_KEY = "SLIPWAY_API_KEY"
 PROBE_SECONDS = 4.0  # for each answer; whoever runs `health` gives it 10
 
 
@@ -97,12 +101,23 @@ def _publish_options(parser: argparse.ArgumentParser) -> None:
         help="PEM file of the key whose owner must have signed the bundle (default: any bundle is taken)",
     )
     parser.add_argument(
+        "--sign-key",
+        type=Path,
+        metavar="PATH",
+        help="PEM file of the private key to sign the release with, for those who `pull` it (default: not signed)",
+    )
+    parser.add_argument(
         "--cpus", type=int, help="how many CPUs the server will have (default: as many as here)"
     )
     parser.add_argument(
         "--fused",
         action="store_true",
         help="one model that decodes and answers, in place of one for each: faster where few clients ask few CPUs",
+    )
+    parser.add_argument(
+        "--no-promote",
+        action="store_true",
+        help="only make the release: somebody tries it, such as `smoke`, and `promote` lets it be served then",
     )
 
 
@@ -117,10 +132,11 @@ def _publish(options: argparse.Namespace) -> Path:
         options.repository,
         options.target,
         count,
-        options.public_key,
         fused=options.fused,
+        public_key=options.public_key,
+        sign_key=options.sign_key,
     )
-    return releases.promote(release)
+    return release if options.no_promote else releases.promote(release)
 
 
 def _promote_options(parser: argparse.ArgumentParser) -> None:
@@ -155,12 +171,51 @@ def _verify_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "release", type=Path, metavar="PATH", help="directory of the release, or a link to it"
     )
+    _release_key_option(parser)
 
 
 def _verify(options: argparse.Namespace) -> str:
     from serve.release import open_release
+    from slipway import signing
 
+    if options.public_key is not None:
+        signing.require_signed(options.release.resolve(), options.public_key)
     return open_release(options.release).identity
+
+
+def _push_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("name", metavar="RELEASE", help="name of the release, as `list` shows it")
+    parser.add_argument(
+        "place", metavar="s3://BUCKET/PREFIX", help="where releases lie; the prefix may be missing"
+    )
+    _repository_option(parser)
+
+
+def _push(options: argparse.Namespace) -> str:
+    from serve import releases, remote
+
+    return remote.push(releases.find(options.repository, options.name), options.place)
+
+
+def _pull_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("address", metavar="s3://BUCKET/PREFIX/RELEASE", help="what `push` printed")
+    _repository_option(parser)
+    _release_key_option(parser)
+
+
+def _pull(options: argparse.Namespace) -> Path:
+    from serve import remote
+
+    return remote.pull(options.address, options.repository, options.public_key)
+
+
+def _release_key_option(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--public-key",
+        type=Path,
+        metavar="PATH",
+        help="PEM file of the key whose owner must have signed the release (default: any release is taken)",
+    )
 
 
 def _up_options(parser: argparse.ArgumentParser) -> None:
@@ -278,7 +333,22 @@ def _predict_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--protocol", choices=list(DEFAULT_URLS), default="http", help="http (default) or grpc"
     )
-    parser.add_argument("--url", help="host:port (default: where `python -m serve up` listens)")
+    parser.add_argument(
+        "--url",
+        help="host:port, or https://host:port of a gateway (default: where `python -m serve up` listens)",
+    )
+    parser.add_argument(
+        "--certificates",
+        type=Path,
+        metavar="PATH",
+        help="PEM file of the authorities to believe, in place of the system's",
+    )
+    parser.add_argument(
+        "--api-key-file",
+        type=Path,
+        metavar="PATH",
+        help=f"file with what the gateway knows us by (default: {API_KEY} in the environment, for https only)",
+    )
 
 
 def _predict(options: argparse.Namespace) -> None:
@@ -286,9 +356,40 @@ def _predict(options: argparse.Namespace) -> None:
 
     # `up` prints its address as a browser wants it; Triton's client wants it bare.
     url = (options.url or DEFAULT_URLS[options.protocol]).removeprefix("http://").rstrip("/")
-    if not re.fullmatch(r"[^\s/]+:\d+", url):
-        raise UsageError(f"command line: --url is {options.url}; expected host:port")
-    predict.run(options.images, url, options.protocol, options.format, partial(print, flush=True))
+    if not re.fullmatch(r"(https://)?[^\s/]+:\d+", url):
+        raise UsageError(f"command line: --url is {options.url}; expected host:port or https://host:port")
+    predict.run(
+        options.images,
+        url,
+        options.protocol,
+        options.format,
+        partial(print, flush=True),
+        api_key=_api_key(options.api_key_file, url),
+        certificates=_certificates(options.certificates),
+    )
+
+
+def _api_key(file: Path | None, url: str) -> str:
+    """Never an option's value: anybody on this machine may read command lines."""
+    if file is None:
+        return os.environ.get(API_KEY, "") if url.startswith("https://") else ""
+    try:
+        key = file.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"command line: --api-key-file {file}: cannot be read ({error})") from None
+    if not re.fullmatch(r"[!-~]+", key):
+        raise UsageError(f"command line: --api-key-file {file}: holds no key; expected one, and nothing else")
+    return key
+
+
+def _certificates(file: Path | None) -> Path | None:
+    if file is None:
+        return None
+    try:
+        ssl.create_default_context(cafile=file)
+    except OSError as error:
+        raise UsageError(f"command line: --certificates {file}: holds no certificate ({error})") from None
+    return file
 
 
 def _add_path(parser: argparse.ArgumentParser, option: str, help: str, default: Path | None = None) -> None:
@@ -304,7 +405,7 @@ def _add_path(parser: argparse.ArgumentParser, option: str, help: str, default: 
 
 COMMANDS = {
     "publish": Command(
-        help="Make a sealed release of a bundle, and promote it.",
+        help="Make a sealed release of a bundle, and promote it unless told not to.",
         add_options=_publish_options,
         run=_publish,
         required=("bundle",),
@@ -328,6 +429,16 @@ COMMANDS = {
         help="Check every file of a release against its seal, and print what answers call it.",
         add_options=_verify_options,
         run=_verify,
+    ),
+    "push": Command(
+        help="Copy a release to S3-compatible storage, for other machines to `pull`; nothing there is overwritten.",
+        add_options=_push_options,
+        run=_push,
+    ),
+    "pull": Command(
+        help="Take a release out of S3-compatible storage into the model repository, if it is whole; promote it then.",
+        add_options=_pull_options,
+        run=_pull,
     ),
     "up": Command(
         help="Serve what model_repository/current leads to, in the foreground; Ctrl-C stops it cleanly.",

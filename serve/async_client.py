@@ -21,7 +21,7 @@ import tritonclient.http.aio
 from tritonclient.utils import InferenceServerException
 
 from serve import protocol
-from serve.model_config import ENSEMBLE
+from serve.model_config import ENSEMBLE, PRIORITIES
 from serve.protocol import Answer, ClientSettings, Patience, ServingError, Unreachable
 
 Result = TypeVar("Result")
@@ -90,6 +90,7 @@ class AsyncHttpClient(AsyncClient):
                 model_version=self._version,
                 outputs=outputs,
                 request_id=self._request_id,
+                priority=PRIORITIES[self._priority],
             ),
             seconds,
         )
@@ -155,6 +156,7 @@ class AsyncGrpcClient(AsyncClient):
                 model_version=self._version,
                 outputs=outputs,
                 request_id=self._request_id,
+                priority=PRIORITIES[self._priority],
                 client_timeout=left,
             ),
             seconds,

@@ -22,7 +22,7 @@ from geventhttpclient.response import HTTPParseError
 from tritonclient.utils import InferenceServerException
 
 from serve import protocol
-from serve.model_config import ENSEMBLE
+from serve.model_config import ENSEMBLE, PRIORITIES
 from serve.protocol import Answer, ClientSettings, Patience, ServingError, Unreachable
 
 Result = TypeVar("Result")
@@ -86,6 +86,7 @@ class HttpClient(Client):
                 model_version=self._version,
                 outputs=outputs,
                 request_id=self._request_id,
+                priority=PRIORITIES[self._priority],
             ),
             seconds,
         )
@@ -151,6 +152,7 @@ class GrpcClient(Client):
                 model_version=self._version,
                 outputs=outputs,
                 request_id=self._request_id,
+                priority=PRIORITIES[self._priority],
                 client_timeout=left,
             ),
             seconds,

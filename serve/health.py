@@ -46,7 +46,11 @@ def probe(release: Release, urls: Mapping[str, str], deadline_seconds: float = 5
     for protocol, url in urls.items():
         client_type = CLIENTS[protocol]
         with client_type(
-            url, connect_seconds=deadline_seconds, deadline_seconds=deadline_seconds, request_id=PROBE
+            url,
+            connect_seconds=deadline_seconds,
+            deadline_seconds=deadline_seconds,
+            request_id=PROBE,
+            priority="probe",
         ) as client:
             check(client, release)
 

@@ -42,6 +42,11 @@ MAX_INSTANCES = 4
 MAX_QUEUE_SIZE = 256
 QUEUE_TIMEOUT_SECONDS = 10
 
+# Whatever waits is served in this order, however long the rest has waited; each has a queue of its own.
+Priority = Literal["probe", "interactive", "bulk"]
+PRIORITIES: dict[Priority, int] = {"probe": 1, "interactive": 2, "bulk": 3}
+DEFAULT_PRIORITY: Priority = "interactive"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Description:
@@ -209,11 +214,13 @@ def _on_gpus() -> list[model_config_pb2.ModelInstanceGroup]:
 def _dynamic_batching() -> model_config_pb2.ModelDynamicBatching:
     """Batch what is waiting, wait for nothing: a queue delay of 3 ms halves throughput at low concurrency."""
     return model_config_pb2.ModelDynamicBatching(
+        priority_levels=len(PRIORITIES),
+        default_priority_level=PRIORITIES[DEFAULT_PRIORITY],
         default_queue_policy=model_config_pb2.ModelQueuePolicy(
             timeout_action="REJECT",
             default_timeout_microseconds=QUEUE_TIMEOUT_SECONDS * 1_000_000,
             max_queue_size=MAX_QUEUE_SIZE,
-        )
+        ),
     )
 
 

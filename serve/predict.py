@@ -10,19 +10,28 @@ import sys
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from serve.async_client import ASYNC_CLIENTS, AsyncClient
-from serve.protocol import Answer, RefusedInput, Unreachable
+from serve.protocol import Answer, NotAllowed, RefusedInput, Unreachable
 from slipway.errors import SlipwayError, UsageError
 
 # Requests at once: enough for the server to make batches of them.
 CONCURRENT = 8
 RETRIES = 3
+# What to do where no server answers.
+HINTS = {
+    "http": "`make serve` starts one",
+    "https": "`make gateway` starts one, and --certificates names whose certificates to believe",
+}
 COLUMNS = ("file", "label", "probability", "release", "error")
+
+# Opens a client of the server that is asked.
+Connect = Callable[[], AsyncClient]
 
 logger = logging.getLogger(__name__)
 
@@ -36,23 +45,44 @@ class Row:
     error: str = ""
 
 
-def run(inputs: Sequence[str], url: str, protocol: str, form: str, write: Callable[[str], object]) -> None:
+def run(
+    inputs: Sequence[str],
+    url: str,
+    protocol: str,
+    form: str,
+    write: Callable[[str], object],
+    *,
+    api_key: str = "",
+    certificates: Path | None = None,
+) -> None:
     """`write` a line for each file, in order, as the answers come; a progress bar goes to a terminal on stderr.
 
     Args:
         inputs: files, folders (every file in them), and patterns such as "photos/**/*.jpg".
+        url, api_key, certificates: those of serve.protocol.ClientSettings.
         form: one of FORMS.
 
     Raises:
-        UsageError: an input is or matches no file; nothing was sent.
+        UsageError: an input is or matches no file, or a key would be sent without TLS; nothing was sent.
         ServingError: the server could not answer.
-        SlipwayError: there is no server; or, in the end, some files were refused while the others were answered.
+        SlipwayError: there is no server, or it does not know the key; or, in the end, some files were refused while
+            the others were answered.
     """
     files = [file for entry in inputs for file in find_files(entry)]
+    connect = partial(
+        ASYNC_CLIENTS[protocol],
+        url,
+        retries=RETRIES,
+        api_key=api_key,
+        certificates=certificates,
+        priority="bulk",
+    )
     try:
-        refused = asyncio.run(_run(files, url, protocol, form, write))
+        refused = asyncio.run(_run(files, connect, form, write))
     except Unreachable as error:
-        raise SlipwayError(f"{error}; `make serve` starts one") from None
+        raise SlipwayError(f"{error}; {HINTS['https' if url.startswith('https://') else 'http']}") from None
+    except NotAllowed as error:
+        raise SlipwayError(f"{error}; a key comes from --api-key-file, or SLIPWAY_API_KEY") from None
     if refused:
         raise SlipwayError(f"{refused} of {len(files)} files were refused")
 
@@ -75,9 +105,7 @@ def find_files(entry: str) -> list[Path]:
     return files
 
 
-async def _run(
-    files: Sequence[Path], url: str, protocol: str, form: str, write: Callable[[str], object]
-) -> int:
+async def _run(files: Sequence[Path], connect: Connect, form: str, write: Callable[[str], object]) -> int:
     """Returns how many files were refused."""
     header, line = FORMS[form]
     refused = 0
@@ -94,7 +122,7 @@ async def _run(
     )
     with progress:
         task = progress.add_task("", total=len(files))
-        async for row in _rows(files, url, protocol):
+        async for row in _rows(files, connect):
             if row.error:
                 refused += 1
                 logger.error("%s: %s", row.file, row.error)
@@ -104,10 +132,10 @@ async def _run(
     return refused
 
 
-async def _rows(files: Sequence[Path], url: str, protocol: str) -> AsyncIterator[Row]:
+async def _rows(files: Sequence[Path], connect: Connect) -> AsyncIterator[Row]:
     """In the order of the files, with a few requests under way at any time."""
     under_way: deque[asyncio.Task[Row]] = deque()
-    async with ASYNC_CLIENTS[protocol](url, retries=RETRIES) as client:
+    async with connect() as client:
         try:
             for file in files:
                 under_way.append(asyncio.create_task(_ask(client, file)))

@@ -19,7 +19,7 @@ import tritonclient.grpc
 import tritonclient.http
 from tritonclient.utils import InferenceServerException
 
-from serve.model_config import ENCODED, RELEASE
+from serve.model_config import DEFAULT_PRIORITY, ENCODED, RELEASE, Priority
 from slipway.contract import LOGITS, PROBABILITIES, Preprocessing
 from slipway.errors import SlipwayError, UsageError
 
@@ -124,6 +124,7 @@ class ClientSettings:
     deadline_seconds: how long a call may take, with all its repetitions.
     retries: how often a request is sent again that the server has not begun to work on.
     request_id: sent with every request; the server's log and traces name it.
+    priority: "bulk" for what nobody waits for; it gives way to all that is "interactive". "probe" is for serve.health.
     """
 
     def __init__(  # noqa: PLR0913 - all but the address are given by name, and few at a time
@@ -137,6 +138,7 @@ class ClientSettings:
         deadline_seconds: float = DEADLINE_SECONDS,
         retries: int = 0,
         request_id: str = "",
+        priority: Priority = DEFAULT_PRIORITY,
     ) -> None:
         self._tls = url.startswith("https://")
         self._url = url.removeprefix("https://")
@@ -149,6 +151,7 @@ class ClientSettings:
         self._deadline_seconds = deadline_seconds
         self._retries = retries
         self._request_id = request_id
+        self._priority: Priority = priority
         self._open()
 
     def _open(self) -> None:

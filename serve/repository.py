@@ -93,20 +93,23 @@ def publish(
     repository: Path,
     target: Target,
     cpus: int,
-    public_key: Path | None = None,
     *,
     fused: bool = False,
+    public_key: Path | None = None,
+    sign_key: Path | None = None,
 ) -> Path:
     """Make a release of a bundle; return its directory.
 
-    public_key: whose owner must have signed the bundle; of one who has not, nothing else is read.
-    fused: as one model, instead of an ensemble of two.
+    Args:
+        fused: as one model, instead of an ensemble of two.
+        public_key: whose owner must have signed the bundle; of one who has not, nothing else is read.
+        sign_key: private key to sign the release with, for those who get it from somewhere else.
 
     A release made from the same bundle, code and settings is found again, not made again. One that is already
     there is never changed: what differs is published beside it, under a name that ends in a hash.
 
     Raises:
-        SignatureError: the bundle is not as the owner of the key signed it.
+        SignatureError: the bundle is not as the owner of the key signed it, or the release cannot be signed.
         SealError, BundleError, ContractError, ArtefactError: the bundle is damaged or was not proven.
         PublishError: the target cannot run the model, or this environment decodes images differently.
     """
@@ -115,9 +118,7 @@ def publish(
         logger.info("signed by the owner of %s", public_key)
     opened = bundle.open_bundle(bundle_directory)
     artefact = artefacts.read_default(opened.directory)
-    _check_runtime(opened, artefact, target)
-    if fused and target != "embedded":
-        raise PublishError(f"a release for the {target} cannot be fused: there, Triton itself runs the model")
+    _check_runtime(opened, artefact, target, fused=fused)
     content = _Content(
         bundle=opened,
         artefact=artefact,
@@ -133,16 +134,7 @@ def publish(
         pixels=_golden_pixels(opened),
         pins=_pins(target),
     )
-    inputs = hashing.of_data(
-        {
-            "bundle": opened.seal,
-            "target": target,
-            "cpus": cpus,
-            "fused": fused,
-            "pins": asdict(content.pins),
-            "code": _code(),
-        }
-    )
+    inputs = _inputs(content, sign_key)
     with sealed.only_one(repository / RELEASES, f"{repository}"):
         release = sealed.made_from(repository / RELEASES, KIND, inputs)
         if release is None:
@@ -150,14 +142,18 @@ def publish(
             with sealed.stage(release, kind=KIND, inputs=inputs) as staging:
                 _fill(staging, content)
                 _lint(staging / MODELS)
+                if sign_key is not None:
+                    signing.sign(staging, sign_key)
             logger.info("published %s (%s) as %s", opened.release, artefact.name, release)
         else:
             logger.info("%s is already published as %s", opened.release, release)
     return release
 
 
-def _check_runtime(opened: Bundle, artefact: Artefact, target: Target) -> None:
+def _check_runtime(opened: Bundle, artefact: Artefact, target: Target, *, fused: bool) -> None:
     """Refuse what the target cannot run, or would answer otherwise than was proven."""
+    if fused and target != "embedded":
+        raise PublishError(f"a release for the {target} cannot be fused: there, Triton itself runs the model")
     if target == "container-gpu" and artefact.name != artefacts.DEFAULT:
         raise PublishError(
             f"{opened.directory}: serves {artefact.name}, whose answers were proven on a CPU; publish it for the "
@@ -212,6 +208,21 @@ def _pins(target: Target) -> Pins:
     return Pins(
         python=table.python if target == "embedded" else table.triton.container.python,
         packages={name: table.serve[name] for name in ("numpy", "pillow", *artefacts.SERVABLE)},
+    )
+
+
+def _inputs(content: _Content, sign_key: Path | None) -> str:
+    """A hash over everything that a release is made from."""
+    return hashing.of_data(
+        {
+            "bundle": content.bundle.seal,
+            "target": content.description.target,
+            "cpus": content.description.cpus,
+            "fused": content.description.fused,
+            "pins": asdict(content.pins),
+            "code": _code(),
+            "signer": None if sign_key is None else signing.signer(sign_key),
+        }
     )
 
 

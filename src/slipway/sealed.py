@@ -58,12 +58,30 @@ def stage(destination: Path, *, kind: str, inputs: str = "") -> Iterator[Path]:
     Raises:
         SealError: `destination` exists, or a write failed (the message names the path and the free space).
     """
+    with _staged(destination) as staging:
+        yield staging
+        _write_manifest(staging, kind, inputs)
+
+
+@contextmanager
+def receive(destination: Path, *, kind: str) -> Iterator[Path]:
+    """As `stage`, for what was sealed elsewhere: the block brings the manifest along, and it is verified, not written.
+
+    Raises what `stage` and `verify` raise; nothing appears at `destination` then.
+    """
+    with _staged(destination) as staging:
+        yield staging
+        verify(staging, kind)
+
+
+@contextmanager
+def _staged(destination: Path) -> Iterator[Path]:
+    """A directory to fill and seal. When the block ends well, it is flushed to disk and renamed to `destination`."""
     try:
         destination.parent.mkdir(parents=True, exist_ok=True)
         remove_abandoned(destination.parent)
         with _staging_directory(destination.parent) as staging:
             yield staging
-            _write_manifest(staging, kind, inputs)
             _flush(staging)
             _publish(staging, destination)
     except OSError as error:

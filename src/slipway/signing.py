@@ -1,4 +1,4 @@
-"""A bundle signed by whoever exported it, in the format of OpenSSF Model Signing, with a key pair of one's own.
+"""A bundle or a release signed by whoever made it, in the format of OpenSSF Model Signing, with keys of one's own.
 
     openssl ecparam -name prime256v1 -genkey -noout -out key.pem      # keep this one
     openssl ec -in key.pem -pubout -out key.pub                       # hand this one out
@@ -9,7 +9,9 @@ Hashes tell that nothing was changed by accident; whoever changes a file on purp
 from pathlib import Path
 
 import model_signing
+from cryptography.hazmat.primitives import serialization
 
+from slipway import hashing
 from slipway.errors import SlipwayError
 from slipway.sealed import MANIFEST
 
@@ -17,7 +19,7 @@ SIGNATURE = "model.sig"
 
 
 class SignatureError(SlipwayError):
-    """A bundle could not be signed, or is not signed by the key it should be signed by."""
+    """Something could not be signed, or is not signed by the key it should be signed by."""
 
 
 def sign(directory: Path, private_key: Path) -> None:
@@ -30,17 +32,26 @@ def sign(directory: Path, private_key: Path) -> None:
         signer.use_elliptic_key_signer(private_key=private_key).set_hashing_config(_every_file(directory))
         signer.sign(directory, directory / SIGNATURE)
     except (OSError, ValueError, TypeError) as error:
-        raise SignatureError(
-            f"export.sign_key {private_key}: cannot sign with it ({error}); it must be the PEM file of a private "
-            "key on an elliptic curve, without a passphrase"
-        ) from error
+        raise _useless(private_key, error) from error
+
+
+def signer(private_key: Path) -> str:
+    """Who signs with a key: the SHA-256 of its public part. Raises SignatureError."""
+    try:
+        key = serialization.load_pem_private_key(private_key.read_bytes(), password=None)
+    except (OSError, ValueError, TypeError) as error:
+        raise _useless(private_key, error) from error
+    encoding, form = serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo
+    return hashing.of_bytes(key.public_key().public_bytes(encoding, form))
 
 
 def require_signed(directory: Path, public_key: Path) -> None:
-    """Raises SignatureError unless every file of a bundle is as the owner of the key signed it. Loads none of them."""
+    """Raises SignatureError unless every file in `directory` is as the owner of the key signed it. Loads none."""
     signature = directory / SIGNATURE
     if not signature.is_file():
-        raise SignatureError(f"{directory}: is not signed (no {SIGNATURE}); export it with export.sign_key")
+        raise SignatureError(
+            f"{directory}: is not signed (no {SIGNATURE}); export.sign_key signs bundles, `publish --sign-key` releases"
+        )
     if not public_key.is_file():
         raise SignatureError(f"{public_key}: there is no such public key")
     try:
@@ -51,6 +62,13 @@ def require_signed(directory: Path, public_key: Path) -> None:
         raise SignatureError(
             f"{directory}: is not as the owner of {public_key} signed it ({type(error).__name__}: {error})"
         ) from error
+
+
+def _useless(private_key: Path, error: Exception) -> SignatureError:
+    return SignatureError(
+        f"{private_key}: cannot sign with it ({error}); to sign with is the PEM file of a private key on an elliptic "
+        "curve, without a passphrase"
+    )
 
 
 def _every_file(directory: Path) -> model_signing.hashing.Config:

@@ -7,6 +7,7 @@ import copy
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -29,16 +30,20 @@ from deploy.kubernetes.validate import (
     problems_of,
     render,
 )
-from serve import model_config, repository
+from serve import model_config, remote, repository
+from serve.release import open_release
 from serve.server import DRAIN_SECONDS
 from slipway import compatibility
 from slipway.contract import Preprocessing
 from slipway.errors import UsageError
+from tests.s3 import ACCESS, make_bucket, s3_server
 from tests.serve.tools import make_bundle
+from tests.slipway.test_signing import make_keys
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "deploy" / "kubernetes"
-SERVING = ("overlays/cpu", "overlays/gpu", "overlays/canary", "overlays/keda", "overlays/oci-release")
+COPYING = ("overlays/cpu", "overlays/gpu", "overlays/canary", "overlays/keda", "overlays/oci-release")
+SERVING = (*COPYING, "overlays/s3-release")
 OURS = (*SERVING, "overlays/kserve", "training/jobset", "training/trainjob")
 
 
@@ -87,6 +92,14 @@ def mebibytes(quantity: str) -> int:
 @pytest.mark.parametrize("name", OURS)
 def test_every_manifest_is_valid(name: str) -> None:
     assert [problem for manifest in rendered(name) for problem in problems_of(manifest)] == []
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_everything_is_in_the_namespace_that_comes_with_it(name: str) -> None:
+    """Else it would be made in whichever one kubectl is set to: an autoscaler there finds nothing to scale."""
+    (namespace,) = of_kind(name, "Namespace")
+    others = [manifest["metadata"] for manifest in rendered(name) if manifest["kind"] != "Namespace"]
+    assert {each.get("namespace") for each in others} == {namespace["metadata"]["name"]}
 
 
 def test_every_kustomization_is_tested() -> None:
@@ -257,7 +270,7 @@ def test_shared_memory_is_what_the_largest_requests_need(name: str) -> None:
     assert mebibytes(container["resources"]["limits"]["memory"]) >= needed + 2048
 
 
-@pytest.mark.parametrize("name", SERVING)
+@pytest.mark.parametrize("name", COPYING)
 def test_only_a_verified_release_is_served(name: str) -> None:
     pod, container = server(name)
     (delivery,) = pod["initContainers"]
@@ -269,32 +282,87 @@ def test_only_a_verified_release_is_served(name: str) -> None:
     assert "args" not in container
 
 
+@pytest.fixture
+def app(tmp_path: Path) -> Path:
+    """What the image has in /app."""
+    for source in ("src/slipway", "serve"):
+        shutil.copytree(
+            ROOT / source, tmp_path / "app" / source, ignore=shutil.ignore_patterns("__pycache__")
+        )
+    return tmp_path / "app"
+
+
+def deliver(script: str, app: Path, **variables: str) -> "subprocess.CompletedProcess[str]":
+    """Run the command of an init container, which is run again if the pod's sandbox is lost."""
+    programs = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    ours = {"PATH": programs, "PYTHONPATH": f"{app}{os.pathsep}{app / 'src'}"}
+    return subprocess.run(
+        ["sh", "-c", script],
+        cwd=app,
+        env={**os.environ, **ours, **variables},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
 @pytest.mark.slow
-def test_delivery_takes_a_whole_release_also_twice_and_refuses_a_damaged_one(tmp_path: Path) -> None:
-    """The command of the init container, which is run again if the pod's sandbox is lost."""
+def test_delivery_takes_a_whole_release_also_twice_and_refuses_a_damaged_one(
+    app: Path, tmp_path: Path
+) -> None:
     bundle = make_bundle(tmp_path / "bundles" / "tiny" / "1")
     release = repository.publish(bundle, tmp_path / "repository", "container", 2)
-    (tmp_path / "model_repository" / "current").mkdir(parents=True)
+    (app / "model_repository" / "current").mkdir(parents=True)
     script = server("overlays/cpu")[0]["initContainers"][0]["command"][-1].replace("/source", str(release))
-
-    def deliver() -> "subprocess.CompletedProcess[str]":
-        programs = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-        return subprocess.run(
-            ["sh", "-c", script],
-            cwd=tmp_path,
-            env={**os.environ, "PATH": programs, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'src'}"},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-
     for _ in range(2):
-        done = deliver()
+        done = deliver(script, app)
         assert (done.returncode, done.stdout[:7]) == (0, "tiny/1@"), done.stderr
     (release / "models" / "classifier" / "labels.txt").write_text("damaged")
-    done = deliver()
+    done = deliver(script, app)
     assert done.returncode == 1
     assert "labels.txt: differs from the manifest" in done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.integration
+def test_delivery_from_storage_takes_a_signed_release_also_twice_and_no_other(
+    app: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bundle = make_bundle(tmp_path / "bundles" / "tiny" / "1")
+    private, public = make_keys(tmp_path, "release")
+    script = server("overlays/s3-release")[0]["initContainers"][0]["command"][-1]
+    script = script.replace("/release-key/release.pub", str(public))
+    with s3_server(tmp_path / "log") as endpoint:
+        for name, value in {**ACCESS, "AWS_ENDPOINT_URL": endpoint}.items():
+            monkeypatch.setenv(name, value)
+        make_bucket(endpoint, "releases")
+        for place, key in (("signed", private), ("unsigned", None)):
+            release = repository.publish(bundle, tmp_path / place, "container", 2, sign_key=key)
+            remote.push(release, f"s3://releases/{place}")
+        done = deliver(script, app, RELEASES="s3://releases/unsigned", RELEASE="tiny-1")
+        assert (done.returncode, done.stdout) == (1, "")
+        assert "s3://releases/unsigned/tiny-1: is not signed" in done.stderr
+        assert not (app / "model_repository" / "current").exists()
+        for _ in range(2):
+            done = deliver(script, app, RELEASES="s3://releases/signed", RELEASE="tiny-1")
+            assert done.returncode == 0, done.stderr
+    assert open_release(app / "model_repository" / "current").identity.startswith("tiny/1@")
+
+
+def test_only_a_pulled_and_signed_release_is_served_from_storage() -> None:
+    """What `pull` and `promote` do to a release is tested with them; they find their repository where it is mounted."""
+    pod, container = server("overlays/s3-release")
+    (delivery,) = pod["initContainers"]
+    script = delivery["command"][-1]
+    assert '--public-key /release-key/release.pub && exec python3 -m serve promote "$RELEASE"' in script
+    assert script.startswith('python3 -m serve pull "$RELEASES/$RELEASE" ')
+    assert {"RELEASE", "RELEASES"} == {variable["name"] for variable in delivery["env"]}
+    assert delivery["envFrom"] == [{"secretRef": {"name": "release-storage"}}]
+    assert "envFrom" not in container, "the server itself has no use for the storage's credentials"
+    place = {"name": "release", "mountPath": "/app/model_repository"}
+    assert place in delivery["volumeMounts"]
+    assert {**place, "readOnly": True} in container["volumeMounts"]
+    assert not of_kind("overlays/s3-release", "PersistentVolumeClaim")
 
 
 def test_kserve_serves_only_a_verified_release_with_the_flags_of_the_image() -> None:

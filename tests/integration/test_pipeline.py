@@ -92,5 +92,5 @@ def test_damaged_image_ends_the_pipeline_with_its_name(
     result = checkout.run(str(checkout.directory / "scripts" / "pipeline.py"), "--config", str(config))
     assert result.returncode == 1
     assert f" {bad}: DAMAGED: " in result.stderr
-    assert result.stderr.rstrip().splitlines()[-1].startswith("error: [1/7] data failed")
+    assert result.stderr.rstrip().splitlines()[-1].startswith("error: [1/8] data failed")
     assert "Traceback" not in result.stderr

@@ -8,7 +8,8 @@ import pytest
 
 from tests.integration.checkout import Checkout
 from tests.integration.images import CLASSES
-from tests.train.sources import s3_access, s3_server, upload, write_shards
+from tests.s3 import s3_server
+from tests.train.sources import s3_access, upload, write_shards
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 

@@ -108,7 +108,8 @@ def test_config_and_options_reach_the_stage(checkout: Path, target: str, stage: 
 
 
 def test_smoke_is_handed_what_each_stage_made(checkout: Path) -> None:
-    smoke = calls(checkout, "smoke")[-1]
+    *_, publish, smoke = calls(checkout, "smoke")
+    assert publish.endswith(" <publish> <--bundle> <made by export> <--no-promote>")
     assert smoke.startswith(
         ".venv/serve/bin/python <-m> <serve> <smoke> <--release> <made by publish> <--images> <made by data> "
         "<--predictions> <made by evaluate/predictions.jsonl> <--output>"

@@ -149,7 +149,7 @@ def test_table_tells_what_was_made(checkout: Checkout) -> None:
         f"served over gRPC  {served}",
         f"report            {checkout.stages / 'report'}",
     ]
-    assert "[4/7] export\nexport at work\n[4/7] export: 0." in stderr
+    assert "[4/8] export\nexport at work\n[4/8] export: 0." in stderr
 
 
 def test_each_stage_is_handed_what_the_ones_before_it_made(checkout: Checkout) -> None:
@@ -164,8 +164,9 @@ def test_each_stage_is_handed_what_the_ones_before_it_made(checkout: Checkout) -
         ["train", "fit", *settings],
         ["train", "evaluate", *settings],
         ["train", "export", *settings],
-        ["serve", "publish", "--bundle", made("bundles/digits/v7")],
+        ["serve", "publish", "--bundle", made("bundles/digits/v7"), "--no-promote"],
         ["serve", "smoke", "--release", made("publish"), *expected, "--output", smoke_file],
+        ["serve", "promote", "publish"],
         ["train", "report", *settings, "--smoke", smoke_file],
     ]
 
@@ -181,12 +182,12 @@ def test_two_pipelines_do_not_write_to_one_smoke_file(checkout: Checkout) -> Non
 @pytest.mark.parametrize(
     ("behaviour", "exit_code", "line"),
     [
-        ("exit 1", 1, "error: [4/7] export failed with exit code 1; what it says is above"),
-        ("exit 3", 1, "error: [4/7] export failed with exit code 3; what it says is above"),
-        ("exit 2", 2, "error: [4/7] export failed with exit code 2; what it says is above"),
-        ("exit 75", 75, "error: [4/7] export failed with exit code 75; what it says is above"),
-        ("die", 1, "error: [4/7] export was killed by SIGKILL; what it says is above"),
-        ("print nothing", 1, "error: [4/7] export: ended well but printed no path of what it made"),
+        ("exit 1", 1, "error: [4/8] export failed with exit code 1; what it says is above"),
+        ("exit 3", 1, "error: [4/8] export failed with exit code 3; what it says is above"),
+        ("exit 2", 2, "error: [4/8] export failed with exit code 2; what it says is above"),
+        ("exit 75", 75, "error: [4/8] export failed with exit code 75; what it says is above"),
+        ("die", 1, "error: [4/8] export was killed by SIGKILL; what it says is above"),
+        ("print nothing", 1, "error: [4/8] export: ended well but printed no path of what it made"),
     ],
 )
 def test_first_failing_stage_is_named_and_ends_the_pipeline(
@@ -218,7 +219,7 @@ def test_signal_is_passed_on_to_the_running_stage(checkout: Checkout, number: si
     _, stderr = process.communicate(timeout=30)
     assert (checkout.stages / "signalled").read_text() == number.name
     assert process.returncode == 128 + number
-    assert errors(stderr) == [f"error: [2/7] fit: stopped by {number.name}"]
+    assert errors(stderr) == [f"error: [2/8] fit: stopped by {number.name}"]
     assert "Traceback" not in stderr
 
 

@@ -18,8 +18,8 @@ def test_every_link_leads_to_a_file(page: Path) -> None:
 
 @pytest.mark.parametrize("side", ["train", "serve"])
 def test_every_stage_in_the_picture_is_a_command(side: str) -> None:
-    picture = re.search(rf"{side}/   (\w+(?: · \w+)+)", README)
+    picture = re.search(rf"{side}/   (\w+(?:[\s│]+· \w+)+)", README)
     assert picture
     source = (ROOT / side / "__main__.py").read_text(encoding="utf-8")
     commands = set(re.findall(r'(?m)^    "(\w+)": ', source[source.index("COMMANDS") :]))
-    assert set(picture[1].split(" · ")) == commands
+    assert set(re.findall(r"\w+", picture[1])) == commands

@@ -49,4 +49,5 @@ def test_options_reach_pytest_in_the_environment_of_the_suite(
     monkeypatch.setattr(subprocess, "run", note)
     run_tests.run_suite("serve", ["-k", "health"], tmp_path)
     assert commands[0][0] == str(run_tests.ROOT / ".venv/serve/bin/python")
-    assert commands[0][-5:] == ["-k", "health", "tests/slipway", "tests/serve", "tests/deploy"]
+    suites = ["tests/slipway", "tests/serve", "tests/deploy", "tests/benchmarks"]
+    assert commands[0][-6:] == ["-k", "health", *suites]

@@ -42,7 +42,7 @@ def serve(*arguments: str | Path, cwd: Path | None = None) -> subprocess.Complet
         (["smok"], "smok is not a command of serve; did you mean smoke?"),
         (
             ["quux"],
-            "quux is not a command of serve; there are publish, promote, rollback, list, verify, up, watch, smoke, ",
+            "quux is not a command of serve; there are publish, promote, rollback, list, verify, push, pull, up, ",
         ),
         (["smoke", "--relase", "x"], "--relase is not an option; did you mean release?"),
         (["smoke", "--image", "x"], "--image is not an option; did you mean images?"),
@@ -54,10 +54,17 @@ def serve(*arguments: str | Path, cwd: Path | None = None) -> subprocess.Complet
             ["promote", "digits-9", "--repository", "none"],
             "digits-9 is not a release of none; there are none",
         ),
+        (
+            ["pull", "s3://releases"],
+            "s3://releases: is no address of a release; expected s3://bucket/prefix/release",
+        ),
         (["up", "now"], "'now' is one value too many"),
         (["up", "--probe-seconds", "0"], "--probe-seconds is 0; must be above 0"),
         (["up", "--traces", "localhost:4318"], "--traces is localhost:4318; expected http://host:port/path"),
         (["predict", "a.png", "--url", "localhost"], "--url is localhost; expected host:port"),
+        (["predict", "a.png", "--api-key-file", "none"], "--api-key-file none: cannot be read"),
+        (["predict", "a.png", "--api-key-file", __file__], "test_command.py: holds no key"),
+        (["predict", "a.png", "--certificates", __file__], "test_command.py: holds no certificate"),
         (["predict", "no-such-file.png"], "no-such-file.png: is not a file"),
         (["predict", "no-such-*.png"], "no-such-*.png: matches no file"),
     ],
@@ -70,7 +77,8 @@ def test_wrong_usage_is_said_in_one_line_and_exits_2(arguments: list[str], words
 
 
 @pytest.mark.parametrize(
-    "command", ["publish", "promote", "rollback", "list", "verify", "up", "watch", "smoke", "predict"]
+    "command",
+    ["publish", "promote", "rollback", "list", "verify", "push", "pull", "up", "watch", "smoke", "predict"],
 )
 def test_every_command_explains_itself(command: str) -> None:
     done = serve(command, "--help")
@@ -81,12 +89,15 @@ def test_every_command_explains_itself(command: str) -> None:
 
 @pytest.mark.integration
 def test_publish_prints_the_release_and_nothing_else(bundle: Bundle, tmp_path: Path) -> None:
+    """And, told so, promotes nothing."""
     arguments = ["publish", "--bundle", str(bundle.directory), "--repository", "models with space"]
-    done = serve(*arguments, cwd=tmp_path)
+    done = serve(*arguments, "--no-promote", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    release = tmp_path / "models with space" / "releases" / "tiny-1"
+    current, release = (tmp_path / "models with space" / name for name in ("current", "releases/tiny-1"))
     assert (tmp_path / done.stdout.removesuffix("\n")).resolve() == release.resolve()
+    assert not current.is_symlink()
     assert serve(*arguments, cwd=tmp_path).stdout == done.stdout
+    assert current.resolve() == release.resolve()
 
 
 def test_verify_names_a_whole_release_and_refuses_a_changed_one(release: Release, tmp_path: Path) -> None:

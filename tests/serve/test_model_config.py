@@ -83,6 +83,9 @@ def test_ensemble_says_nothing_that_triton_refuses_for_ensembles() -> None:
 def test_queue_gives_up_before_the_client_does() -> None:
     """Case D09."""
     for config in all_three(description())[:2]:
+        assert config.dynamic_batching.default_priority_level in range(
+            1, config.dynamic_batching.priority_levels
+        )
         policy = config.dynamic_batching.default_queue_policy
         assert 0 < policy.default_timeout_microseconds < DEADLINE_SECONDS * 1e6 / 2
         assert policy.max_queue_size > 0

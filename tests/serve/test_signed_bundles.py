@@ -44,7 +44,7 @@ def test_bundle_that_its_owner_signed_is_published(
 ) -> None:
     private, public = keys
     signed = resealed(bundle, tmp_path / "tiny" / "1", lambda staging: sign(staging, private))
-    release = repository.publish(signed, tmp_path / "repository", "embedded", CPUS, public)
+    release = repository.publish(signed, tmp_path / "repository", "embedded", CPUS, public_key=public)
     assert (release / "release.json").is_file()
 
 
@@ -86,7 +86,7 @@ def test_what_its_owner_did_not_sign_is_refused_before_anything_of_it_is_read(
     changed = resealed(bundle, tmp_path / "tiny" / "1", sign_and_change)
     monkeypatch.setattr(bundles, "open_bundle", lambda _: pytest.fail("it was opened"))
     with pytest.raises(SignatureError, match=words):
-        repository.publish(changed, tmp_path / "repository", "embedded", CPUS, public)
+        repository.publish(changed, tmp_path / "repository", "embedded", CPUS, public_key=public)
     assert not (tmp_path / "repository").exists()
 
 

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -180,6 +181,24 @@ def test_links_are_not_sealed(tmp_path: Path, target: str) -> None:
     with pytest.raises(SealError, match="a sealed directory holds files, not links"):
         publish_link()
     assert list(tmp_path.iterdir()) == []
+
+
+def test_what_was_sealed_elsewhere_is_received_as_it_is(tmp_path: Path) -> None:
+    """And what is not as its manifest says is not received."""
+    there = publish(tmp_path / "there" / "1", inputs="abc")
+    for damage in (True, False):
+        with (
+            pytest.raises(SealError, match="differs from the manifest") if damage else nullcontext(),
+            sealed.receive(tmp_path / "here" / "1", kind=KIND) as staging,
+        ):
+            shutil.copytree(there, staging, dirs_exist_ok=True)
+            if damage:
+                change(staging / "state.pt", b"wrights")
+        assert staging_in(tmp_path / "here") == []
+        assert (tmp_path / "here" / "1").exists() is not damage
+    assert sealed.verify(tmp_path / "here" / "1", KIND) == sealed.read_manifest(there)
+    with pytest.raises(SealError, match="is already there"), sealed.receive(there, kind=KIND) as staging:
+        shutil.copytree(tmp_path / "here" / "1", staging, dirs_exist_ok=True)
 
 
 def test_another_kind_is_refused(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from slipway import bundle
-from slipway.signing import SIGNATURE, SignatureError, require_signed, sign
+from slipway.signing import SIGNATURE, SignatureError, require_signed, sign, signer
 from tests.slipway.test_bundle import make_bundle
 
 
@@ -93,10 +93,18 @@ def test_missing_public_key_is_told(signed: tuple[Path, Path], tmp_path: Path) -
 
 
 @pytest.mark.parametrize("content", [None, b"no key"])
-def test_useless_private_key_is_told_by_its_option(tmp_path: Path, content: bytes | None) -> None:
+def test_useless_private_key_is_told(tmp_path: Path, content: bytes | None) -> None:
     key = tmp_path / "key.pem"
     if content is not None:
         key.write_bytes(content)
     (tmp_path / "bundle").mkdir()
-    with pytest.raises(SignatureError, match=r"export\.sign_key .*key\.pem: cannot sign with it"):
-        sign(tmp_path / "bundle", key)
+    for attempt in (lambda: sign(tmp_path / "bundle", key), lambda: signer(key)):
+        with pytest.raises(
+            SignatureError, match=r"key\.pem: cannot sign with it .* PEM file of a private key"
+        ):
+            attempt()
+
+
+def test_a_signer_is_known_by_the_public_key_alone(tmp_path: Path) -> None:
+    owner, somebody = (make_keys(tmp_path, name)[0] for name in ("owner", "somebody"))
+    assert signer(owner) == signer(owner) != signer(somebody)

@@ -9,7 +9,8 @@ import torch
 from PIL import Image
 
 from slipway.config import load
-from tests.train.sources import s3_access, s3_server
+from tests.s3 import s3_server
+from tests.train.sources import s3_access
 from train.config import Config, DataConfig
 
 MakeFolder = Callable[..., Path]
