@@ -292,7 +292,8 @@ def _health(options: argparse.Namespace) -> None:
     from serve.release import open_release
 
     urls = {name: getattr(options, name) for name in DEFAULT_URLS}
-    ask = partial(health.probe, open_release(options.release), urls, PROBE_SECONDS)
+    release = open_release(options.release, with_model=False)
+    ask = partial(health.probe, release, urls, PROBE_SECONDS)
     if not health.answers_or_is_busy(ask, options.metrics, PROBE_SECONDS):
         print("busy: the golden image was not answered in time, but others are", file=sys.stderr)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from serve.model_config import ENSEMBLE, PREPROCESS, Target
+from serve.model_config import CLASSIFIER, ENSEMBLE, PREPROCESS, Target
 from slipway import bundle, sealed
 from slipway.contract import Signature
 from slipway.errors import SlipwayError
@@ -35,7 +35,7 @@ class GoldenAnswer:
 
 @dataclass(frozen=True, kw_only=True)
 class Release:
-    """An opened release: every file matched its SHA-256 when it was opened.
+    """An opened release: every file that was to be verified matched its SHA-256 when it was opened.
 
     identity: how answers name it, e.g. `digits/3@9f86d081884c`. artefact: which one of the bundle's it serves.
     tolerance: how far its probabilities may be from those of that artefact where it was proven.
@@ -62,8 +62,10 @@ class Release:
         return self.signature.max_batch * (rules.max_bytes + 2 * 3 * rules.image_size**2)
 
 
-def open_release(directory: Path) -> Release:
+def open_release(directory: Path, *, with_model: bool = True) -> Release:
     """Verify and open a release, or what a link such as `model_repository/current` points to.
+
+    with_model: verify the model as well, by far the largest file; who only asks its server need not read it again.
 
     Raises:
         SlipwayError: nothing is published there.
@@ -72,7 +74,7 @@ def open_release(directory: Path) -> Release:
     if not directory.exists():
         raise SlipwayError(f"{directory}: no release is published there; `make publish` does that")
     directory = directory.resolve()  # so that a link may move on while we work with this release
-    sealed.verify(directory, KIND)
+    sealed.verify(directory, KIND, unread="" if with_model else f"{MODELS}/{CLASSIFIER}/")
     about = json.loads((directory / ABOUT).read_bytes())
     if about["format"] != FORMAT:
         raise SlipwayError(

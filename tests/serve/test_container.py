@@ -1,5 +1,6 @@
 """`serve container` becomes Triton, and `serve health` says how it is. tests/deploy does both in a real container."""
 
+import argparse
 import os
 import shutil
 import signal
@@ -13,9 +14,11 @@ import psutil
 import pytest
 
 from serve import shared_memory
+from serve.__main__ import COMMANDS
+from serve.protocol import Unreachable
 from serve.release import Release
 from serve.server import TRITON, Ports, free_ports
-from slipway import sealed
+from slipway import hashing, sealed
 from slipway.paths import PROJECT_ROOT
 from tests.serve.tools import wait_until, wait_until_gone
 
@@ -109,6 +112,22 @@ def test_its_shared_memory_is_its_own_until_it_is_killed(release: Release) -> No
         return not any(path.exists() for path in memory)
 
     wait_until(cleaned_up)  # its lock is free when the last of its threads has gone
+
+
+def test_a_probe_does_not_read_the_model_again(release: Release, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may have gigabytes, and comes every few seconds."""
+    read = []
+
+    def of_file(path: Path) -> str:
+        read.append(path.relative_to(release.models).parts[0] if release.models in path.parents else "")
+        return hash_of_file(path)
+
+    hash_of_file = hashing.of_file
+    monkeypatch.setattr(hashing, "of_file", of_file)
+    urls = {name: f"127.0.0.1:{port}" for name, port in vars(free_ports()).items()}
+    with pytest.raises(Unreachable):
+        COMMANDS["health"].run(argparse.Namespace(release=release.directory, **urls))
+    assert set(read) == {"", "classify", "preprocess"}
 
 
 def test_damaged_release_is_not_served(release: Release, tmp_path: Path) -> None:

@@ -1,8 +1,11 @@
 """What Triton does not say, its models and the service say: checked on a real server, behind a real HAProxy."""
 
+import http.client
+import json
 import urllib.request
 from collections.abc import Callable, Iterator
 
+import grpc
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -13,6 +16,7 @@ from serve.protocol import RefusedInput, ServerFailure
 from serve.release import Release
 from serve.server import Server, free_ports, serving
 from tests import images
+from tests.serve import malformed
 from tests.serve.tools import edit_text, variant, wait_until
 
 pytestmark = pytest.mark.integration
@@ -121,6 +125,43 @@ def test_what_clients_got_is_counted_with_its_duration(front: Front, protocol: s
         with pytest.raises(RefusedInput):
             client.classify([images.BAD["empty"]])
     wait_until(lambda: (answered(), at_all(), refused()) == (4, 4, 1))
+
+
+def test_malformed_requests_are_the_mistakes_of_clients(front: Front) -> None:
+    """Over HTTP, Triton itself answers 500 to many of them."""
+    service = f"{front.metrics}/metrics/service"
+    name = "slipway_request_duration_seconds_count"
+    refused = {way: growth(service, name, protocol=way, outcome="refused") for way in CLIENTS}
+    failed = {way: growth(service, name, protocol=way, outcome="failed") for way in CLIENTS}
+    answers = {what: answer_to(front, *request) for what, request in malformed.HTTP.items()}
+    assert {what: status for what, (status, _) in answers.items()} == dict.fromkeys(malformed.HTTP, 400)
+    assert answers["no JSON"][1].startswith("INVALID_JSON: failed to parse the request JSON")
+    codes = {what: code_of(front, message) for what, message in malformed.GRPC.items()}
+    assert codes.pop("nothing") == grpc.StatusCode.NOT_FOUND  # nor is a model named
+    assert set(codes.values()) == {grpc.StatusCode.INVALID_ARGUMENT}
+    wait_until(lambda: refused["http"]() == len(malformed.HTTP))
+    wait_until(lambda: refused["grpc"]() == len(malformed.GRPC))
+    assert [grown() for grown in failed.values()] == [0, 0]
+    for way in CLIENTS:
+        with CLIENTS[way](getattr(front, way)) as client:
+            assert client.classify([images.flat(3)])[0].label == "3"
+
+
+def answer_to(front: Front, body: bytes, headers: dict[str, str]) -> tuple[int, str]:
+    connection = http.client.HTTPConnection(front.http, timeout=30)
+    connection.request("POST", "/v2/models/classify/infer", body, headers)
+    response = connection.getresponse()
+    error = json.loads(response.read())["error"]
+    connection.close()
+    return response.status, error
+
+
+def code_of(front: Front, message: bytes) -> grpc.StatusCode:
+    with grpc.insecure_channel(front.grpc, options=[("grpc.enable_http_proxy", 0)]) as channel:
+        call = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
+        with pytest.raises(grpc.RpcError) as refused:
+            call(message, timeout=30)
+    return refused.value.code()
 
 
 def test_what_the_server_could_not_do_is_its_failure(front: Front) -> None:

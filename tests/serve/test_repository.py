@@ -107,6 +107,26 @@ def test_a_tampered_release_is_refused(bundle: Bundle, tmp_path: Path, file: str
         open_release(release)
 
 
+def test_who_only_asks_its_server_need_not_read_the_model(bundle: Bundle, tmp_path: Path) -> None:
+    """All else is verified as ever, and the model has to be there."""
+    release = publish(bundle, tmp_path)
+    model = release / "models" / "classifier" / "1" / "model.onnx"
+    model.chmod(0o644)
+    model.write_bytes(b"no model")
+    assert open_release(release, with_model=False).directory == release
+    with pytest.raises(SealError, match=r"model\.onnx: differs from the manifest"):
+        open_release(release)
+    model.unlink()
+    with pytest.raises(SealError, match=r"model\.onnx: is listed in the manifest but missing"):
+        open_release(release, with_model=False)
+    model.touch()
+    golden = release / "models" / "preprocess" / "1" / "golden" / "noise.jpg"
+    golden.chmod(0o644)
+    golden.write_bytes(b"no image")
+    with pytest.raises(SealError, match=r"noise\.jpg: differs from the manifest"):
+        open_release(release, with_model=False)
+
+
 def test_a_damaged_release_is_published_again_beside_it(bundle: Bundle, tmp_path: Path) -> None:
     first = publish(bundle, tmp_path)
     (first / "release.json").unlink()
