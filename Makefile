@@ -75,9 +75,8 @@ smoke: train-environment server ## Publish, then send every test image through a
 	&& evaluation="$$($(TRAIN) evaluate $(OPTIONS))" \
 	&& bundle="$$($(TRAIN) export $(OPTIONS))" \
 	&& release="$$($(SERVE) publish --bundle "$$bundle")" \
-	&& predictions="$$bundle/served/predictions.jsonl" \
-	&& { test -f "$$predictions" || predictions="$$evaluation/predictions.jsonl"; } \
-	&& $(SERVE) smoke --release "$$release" --images "$$data" --predictions "$$predictions" --output "$$(mktemp)"
+	&& $(SERVE) smoke --release "$$release" --images "$$data" --bundle "$$bundle" --evaluation "$$evaluation" \
+		--output "$$(mktemp)"
 
 predict: serve-environment ## Ask the running server about a file, a folder or a pattern: make predict IMAGE=path
 	@test -n "$(IMAGE)" || { echo 'error: name the image: make predict IMAGE=path' >&2; exit 2; }

@@ -111,7 +111,7 @@ def test_smoke_is_handed_what_each_stage_made(checkout: Path) -> None:
     smoke = calls(checkout, "smoke")[-1]
     assert smoke.startswith(
         ".venv/serve/bin/python <-m> <serve> <smoke> <--release> <made by publish> <--images> <made by data> "
-        "<--predictions> <made by evaluate/predictions.jsonl> <--output>"
+        "<--bundle> <made by export> <--evaluation> <made by evaluate> <--output>"
     )
 
 
