@@ -1,11 +1,16 @@
-# `docker build --target serve .` and `docker build --target train .`; `make image TARGET=serve` adds the labels.
+# check=skip=SecretsUsedInArgOrEnv
+# `docker build --target serve .`, and so train and gateway; `make image TARGET=serve` adds the labels.
 # The bases are pinned by tag; the tags are those of src/slipway/compatibility.toml. A release build pins them by
 # content too, with a digest such as sha256:….
-# Docker's classic builder makes every stage above the one that is asked for: hence serve, the smaller, comes first.
+# Docker's classic builder makes every stage above the one that is asked for; `make image` gives it only those that the
+# target is made of: the one of its name, and any whose name begins with `<target>-`.
+# The check that is left out, of Docker's newer builder, takes a variable with the path of a key for the key.
 ARG PYTHON_IMAGE=python:3.11.13-slim-bookworm
 ARG PYTHON_DIGEST=
 ARG TRITON_IMAGE=nvcr.io/nvidia/tritonserver:26.08-py3
 ARG TRITON_DIGEST=
+ARG NGINX_IMAGE=nginx:1.28.0
+ARG NGINX_DIGEST=
 
 
 FROM ${TRITON_IMAGE}${TRITON_DIGEST:+@}${TRITON_DIGEST} AS serve
@@ -86,3 +91,48 @@ LABEL org.opencontainers.image.title="slipway train" \
     org.opencontainers.image.version="${VERSION}" \
     org.opencontainers.image.revision="${COMMIT}" \
     org.opencontainers.image.base.name="${PYTHON_IMAGE}"
+
+
+FROM ${NGINX_IMAGE}${NGINX_DIGEST:+@}${NGINX_DIGEST} AS gateway
+# The entry point of the base fills the template in, with what the variables below say when a container starts. What a
+# container has to be given are three files: keys and certificate, readable to its user. docs/gateway.md.
+ENV NGINX_ENVSUBST_OUTPUT_DIR=/tmp \
+    NGINX_ENVSUBST_FILTER=^GATEWAY_ \
+    GATEWAY_LISTEN=0.0.0.0:8443 \
+    GATEWAY_FILES=/etc/nginx/slipway \
+    GATEWAY_SCRATCH=/tmp \
+    GATEWAY_KEYS=/run/secrets/gateway_keys \
+    GATEWAY_CERTIFICATE=/run/secrets/gateway_certificate \
+    GATEWAY_CERTIFICATE_KEY=/run/secrets/gateway_certificate_key \
+    GATEWAY_ACCESS_LOG=/dev/stdout \
+    GATEWAY_STABLE_HTTP=triton:8000 \
+    GATEWAY_STABLE_GRPC=triton:8001 \
+    GATEWAY_CANARY_HTTP=triton:8000 \
+    GATEWAY_CANARY_GRPC=triton:8001 \
+    GATEWAY_CANARY_PERCENT=0 \
+    GATEWAY_SHADOW_HTTP=triton:8000 \
+    GATEWAY_SHADOW_GRPC=triton:8001 \
+    GATEWAY_SHADOW_PERCENT=0 \
+    GATEWAY_REQUESTS_PER_MINUTE=3000 \
+    GATEWAY_BURST=50 \
+    GATEWAY_MAX_REQUEST_BYTES=268435456
+COPY deploy/gateway/nginx.conf.template /etc/nginx/templates/nginx.conf.template
+COPY deploy/gateway/gateway.js /etc/nginx/slipway/gateway.js
+COPY deploy/gateway/page /etc/nginx/slipway/page
+RUN chmod -R go+rX /etc/nginx/templates /etc/nginx/slipway
+EXPOSE 8443
+USER 1000:1000
+# Requests in flight are answered for up to 10 s.
+STOPSIGNAL SIGQUIT
+# Whether the server behind it is ready, which needs no key. Golden images are asked of that server itself.
+HEALTHCHECK --interval=15s --timeout=10s --start-period=30s --retries=2 \
+    CMD ["curl", "-fks", "https://127.0.0.1:8443/v2/health/ready"]
+# Under this name the entry point fills the template in; and without `-e` nginx would open a log below its read-only root.
+CMD ["nginx", "-e", "stderr", "-c", "/tmp/nginx.conf", "-g", "daemon off;"]
+ARG NGINX_IMAGE
+ARG VERSION=unknown
+ARG COMMIT=unknown
+LABEL org.opencontainers.image.title="slipway gateway" \
+    org.opencontainers.image.version="${VERSION}" \
+    org.opencontainers.image.revision="${COMMIT}" \
+    org.opencontainers.image.base.name="${NGINX_IMAGE}"

@@ -10,6 +10,8 @@ BUNDLE ?=
 N ?= 100000
 PROFILE ?= cpu
 RELEASE ?=
+NAME ?=
+FROM ?=
 
 ENVIRONMENT = "$(PYTHON)" scripts/environment.py
 TRAIN_PYTHON = .venv/train/bin/python
@@ -23,7 +25,7 @@ OPTIONS = --config "$(CONFIG)" $(ARGS)
 .PHONY: help setup data train evaluate export publish promote rollback releases serve gateway stack smoke predict report \
 	pipeline test test-fast chaos-train chaos-serve equivalence fuzz-preprocessing \
 	benchmark-preprocessing benchmark-training benchmark-export benchmark-pretrained benchmark-serving trend \
-	image smoke-deploy sbom lint format lock programs extras clean distclean \
+	image smoke-deploy sbom lint format lock programs extras rename update clean distclean \
 	python train-environment serve-environment server deploy-environment dev-environments
 
 help: ## Show this help
@@ -75,9 +77,8 @@ smoke: train-environment server ## Publish, and send every test image through a 
 	&& evaluation="$$($(TRAIN) evaluate $(OPTIONS))" \
 	&& bundle="$$($(TRAIN) export $(OPTIONS))" \
 	&& release="$$($(SERVE) publish --bundle "$$bundle" --no-promote)" \
-	&& predictions="$$bundle/served/predictions.jsonl" \
-	&& { test -f "$$predictions" || predictions="$$evaluation/predictions.jsonl"; } \
-	&& $(SERVE) smoke --release "$$release" --images "$$data" --predictions "$$predictions" --output "$$(mktemp)"
+	&& $(SERVE) smoke --release "$$release" --images "$$data" --bundle "$$bundle" --evaluation "$$evaluation" \
+		--output "$$(mktemp)"
 
 predict: serve-environment ## Ask the running server about a file, a folder or a pattern: make predict IMAGE=path
 	@test -n "$(IMAGE)" || { echo 'error: name the image: make predict IMAGE=path' >&2; exit 2; }
@@ -132,19 +133,15 @@ benchmark-serving: train-environment server ## Served, against the same work wit
 trend: python ## Make a page of what benchmarks found so far, with ARGS="--json trend/results.jsonl"
 	@"$(PYTHON)" scripts/trend.py trend/results.jsonl trend/index.html
 
-image: deploy-environment ## Build an image, in the container engine that runs here: make image TARGET=serve, or train
+image: deploy-environment ## Build an image, in the engine that runs here: make image TARGET=serve, gateway or train
 	@$(DEPLOY) image --target "$(TARGET)" $(ARGS)
 
 smoke-deploy: deploy-environment ## Try the serving image in a container, with BUNDLE=path or what `make export` makes
 	@bundle="$(BUNDLE)"; test -n "$$bundle" || bundle="$$($(MAKE) --no-print-directory export ARGS=)" \
 	&& $(DEPLOY) smoke --bundle "$$bundle" $(ARGS)
 
-# A list, not a graph, which is what the tool would warn of.
 sbom: deploy-environment ## List what the locks install, as CycloneDX, in build/sbom
-	@mkdir -p build/sbom && for lock in serve server train; do \
-		$(SERVE_PYTHON) -W ignore -m cyclonedx_py requirements --pyproject pyproject.toml --output-reproducible \
-			--output-file "build/sbom/$$lock.cdx.json" "requirements/$$lock.lock" || exit 1; \
-	done && ls build/sbom/*
+	@$(DEPLOY) sbom $(ARGS)
 
 lint: dev-environments ## Check every file with its linter: locks, style, types, scripts, YAML, workflows, manifests
 	@$(SERVE_PYTHON) scripts/lint.py $(ARGS)
@@ -157,6 +154,16 @@ format: dev-environments ## Format the code and mend what can be mended
 lock: python ## Pin requirements/*.in, with hashes, in requirements/*.lock
 	@$(ENVIRONMENT) serve --dev
 	@$(SERVE_PYTHON) scripts/lock.py $(ARGS)
+
+rename: python ## Give a fork a name of its own, everywhere: make rename NAME=harbour
+	@test -n "$(NAME)" || { echo 'error: say how it shall be called: make rename NAME=harbour' >&2; exit 2; }
+	@$(ENVIRONMENT) serve --dev
+	@"$(PYTHON)" scripts/fork.py rename "$(NAME)"
+
+update: python ## Merge what upstream has done since into a fork, under its name: make update FROM=upstream/main
+	@test -n "$(FROM)" || { echo 'error: name a commit: make update FROM=upstream/main' >&2; exit 2; }
+	@$(ENVIRONMENT) serve --dev
+	@"$(PYTHON)" scripts/fork.py update "$(FROM)"
 
 clean: ## Remove what the stages made (never .venv, nor an image folder of your own)
 	rm -rf data/digits data/photos data/.cache runs bundles model_repository

@@ -1,7 +1,8 @@
-"""Deploying: build images, and try them as they will run.
+"""Deploying: build images, try them as they will run, and list what is in them.
 
     python -m deploy image --target serve
     python -m deploy smoke --bundle bundles/digits/1
+    python -m deploy sbom
 
 `python -m deploy COMMAND --help` explains each.
 """
@@ -38,7 +39,13 @@ def _smoke(arguments: list[str]) -> None:
     smoke.main(arguments)
 
 
-COMMANDS: dict[str, Callable[[list[str]], object]] = {"image": _image, "smoke": _smoke}
+def _sbom(arguments: list[str]) -> object:
+    from deploy import sbom
+
+    return sbom.main(arguments)
+
+
+COMMANDS: dict[str, Callable[[list[str]], object]] = {"image": _image, "smoke": _smoke, "sbom": _sbom}
 
 if __name__ == "__main__":
     command.run(main)

@@ -83,23 +83,33 @@ def private() -> Iterator[str]:
     remove_abandoned()
     # Directly below /tmp, because the path of a socket has at most 107 bytes.
     folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir="/tmp"))
-    try:
-        with (folder / LOCK).open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            process = _start(folder, *programs_found)
-            host = f"unix://{folder / 'socket'}"
-            try:
-                _wait_until_it_answers(process, host, folder)
-                yield host
-            finally:
-                _stop(process)
-    finally:
-        _remove(folder)
+    with _owned(folder):
+        process = _start(folder, *programs_found)
+        host = f"unix://{folder / 'socket'}"
+        try:
+            _wait_until_it_answers(process, host, folder)
+            yield host
+        finally:
+            _stop(process)
 
 
 def client(host: str) -> contextlib.closing[docker.DockerClient]:
     """Docker's own client for an engine, as a context manager. Raises DockerException if none answers there."""
     return contextlib.closing(docker.DockerClient(base_url=host))
+
+
+@contextmanager
+def _owned(folder: Path) -> Iterator[None]:
+    """The folder of an engine is locked for as long as its caller lives, and removed in the end."""
+    # Locked before it has its name: a file of that name without a lock is an abandoned one.
+    unnamed = folder / f".{LOCK}"
+    with unnamed.open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        unnamed.rename(folder / LOCK)
+        try:
+            yield
+        finally:
+            _remove(folder)
 
 
 def remove_abandoned() -> None:

@@ -3,30 +3,29 @@
     python -m deploy image --target serve
 
 They are built by Docker's own command line, in whatever engine deploy.engine finds, with labels that say what they were
-made from. Where NVIDIA's image cannot be had, `serve` is built on a stand-in, and its name says so.
+made from. Where the base of one cannot be had it is built on a stand-in, and its name says so.
 """
 
 import argparse
 import logging
 import os
+import re
 import shutil
 import subprocess
 import tomllib
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import docker
 
-from deploy import engine, stand_in
+from deploy import bases, engine
+from deploy.bases import STAND_IN, Base, Choice
 from scripts import programs
-from slipway import compatibility
 from slipway.errors import SlipwayError, UsageError
 from slipway.paths import PROJECT_ROOT
 
-TARGETS = ("serve", "train")
-STAND_IN = "stand-in"
-NVIDIA = "nvidia"
-Choice = Literal["auto", "nvidia", "stand-in"]
+# Target of the Dockerfile -> how the arguments are called that say what it is built on.
+TARGETS = {"serve": "TRITON", "train": "PYTHON", "gateway": "NGINX"}
 LOG_TAIL_LINES = 15
 
 logger = logging.getLogger(__name__)
@@ -36,44 +35,32 @@ class BuildFailed(SlipwayError):
     """An image was not built: the message ends with what the builder said."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Base:
-    """What `serve` is built on. kind: `nvidia` or `stand-in`, for names and reports."""
+def make(
+    client: docker.DockerClient, host: str, target: str, choice: Choice, digest: str = ""
+) -> tuple[str, Base]:
+    """Build a target; returns the image's name and what it was built on.
 
-    image: str
-    kind: str
-
-    @property
-    def description(self) -> str:
-        if self.kind == NVIDIA:
-            return self.image
-        triton = compatibility.load().triton
-        return (
-            f"a STAND-IN for {triton.container.image}: Triton {triton.embedded.version} from a wheel, with the Python "
-            "backend only"
-        )
-
-
-def triton_base(client: docker.DockerClient, choice: Choice) -> Base:
-    """NVIDIA's image, if it can be had or was asked for by name; else the stand-in.
-
-    Raises:
-        BuildFailed: NVIDIA's image was asked for and cannot be had.
-        NoStandIn: neither can be had.
+    digest: `sha256:...`, of the image of the table; the builder itself pulls it.
     """
-    wanted = Base(image=compatibility.load().triton.container.image, kind=NVIDIA)
-    if choice != STAND_IN:
-        try:
-            if not client.images.list(wanted.image):
-                logger.info("pulling %s, which takes a while", wanted.image)
-                client.images.pull(wanted.image)
-        except docker.errors.DockerException as error:
-            if choice == NVIDIA:
-                raise BuildFailed(f"{wanted.image}: cannot be pulled: {error}") from error
-            logger.info("%s cannot be pulled (%s); taking a stand-in", wanted.image, error)
-        else:
-            return wanted
-    return Base(image=stand_in.ensure(client), kind=STAND_IN)
+    if digest and choice == STAND_IN:
+        raise UsageError("command line: --digest is one of the original image, and not of a stand-in")
+    base = bases.original(target) if digest else bases.find(client, target, choice)
+    tag = f"{name(target)}{'-on-stand-in' if base.kind == STAND_IN else ''}"
+    prefix = TARGETS[target]
+    build(host, target, tag, {f"{prefix}_IMAGE": base.image, f"{prefix}_DIGEST": digest})
+    return tag, base
+
+
+@contextmanager
+def made(client: docker.DockerClient, host: str, target: str, choice: Choice) -> Iterator[tuple[str, Base]]:
+    """`make`, for as long as a `with` block lasts. An image that was there before stays, and so do cached layers."""
+    known = {tag for image in client.images.list() for tag in image.tags}
+    tag, base = make(client, host, target, choice)
+    try:
+        yield tag, base
+    finally:
+        if tag not in known:
+            client.images.remove(tag, noprune=True)
 
 
 def build(host: str, target: str, tag: str, arguments: dict[str, str]) -> None:
@@ -92,6 +79,7 @@ def build(host: str, target: str, tag: str, arguments: dict[str, str]) -> None:
         [
             program,
             "build",
+            "--file=-",
             "--network=host",
             f"--target={target}",
             f"--tag={tag}",
@@ -99,7 +87,7 @@ def build(host: str, target: str, tag: str, arguments: dict[str, str]) -> None:
             str(PROJECT_ROOT),
         ],
         env={**os.environ, "DOCKER_HOST": host},
-        stdin=subprocess.DEVNULL,
+        input=stages_of(target),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -111,17 +99,12 @@ def build(host: str, target: str, tag: str, arguments: dict[str, str]) -> None:
         raise BuildFailed(f"{tag}: was not built; the builder said last:\n{tail}")
 
 
-def build_serve(client: docker.DockerClient, host: str, choice: Choice, digest: str = "") -> tuple[str, Base]:
-    """The name of the serving image and what it was built on. digest: of NVIDIA's image, `sha256:...`."""
-    base = triton_base(client, choice)
-    if digest and base.kind == STAND_IN:
-        raise UsageError(
-            "command line: --digest is one of NVIDIA's image, and this would be built on a stand-in"
-        )
-    suffix = "-on-stand-in" if base.kind == STAND_IN else ""
-    tag = f"{name('serve')}{suffix}"
-    build(host, "serve", tag, {"TRITON_IMAGE": base.image, "TRITON_DIGEST": digest})
-    return tag, base
+def stages_of(target: str) -> str:
+    """The Dockerfile, with only those stages that a target is made of: the classic builder would make others, too."""
+    text = (PROJECT_ROOT / "Dockerfile").read_text(encoding="utf-8")
+    head, *stages = re.split(r"^(?=FROM )", text, flags=re.MULTILINE)
+    own = re.compile(rf"FROM \S+ AS {target}(-\w+)?\n")
+    return "".join([head, *(stage for stage in stages if own.match(stage))])
 
 
 def name(target: str) -> str:
@@ -151,32 +134,20 @@ def main(arguments: list[str]) -> str:
         prog="python -m deploy image", description="Build an image; print its name."
     )
     parser.add_argument(
-        "--target", choices=TARGETS, default="serve", help="of the Dockerfile (default: serve)"
+        "--target", choices=list(TARGETS), default="serve", help="of the Dockerfile (default: serve)"
     )
-    add_base_option(parser)
+    bases.add_option(parser)
     parser.add_argument("--digest", default="", help="of the base image, sha256:...; a release build sets it")
     options = parser.parse_args(arguments)
     if (host := engine.existing()) is None:
         raise UsageError(
             "no container engine runs here that would keep the image; start Docker or set DOCKER_HOST"
         )
+    if options.base == STAND_IN and options.target not in bases.STAND_INS:
+        raise UsageError(f"command line: nothing stands in for the base of {options.target}")
     with engine.client(host) as client:
-        if options.target == "serve":
-            tag, base = build_serve(client, host, options.base, options.digest)
-            logger.info("%s stands on %s", tag, base.description)
-        else:
-            tag = name(options.target)
-            build(host, options.target, tag, {"PYTHON_DIGEST": options.digest})
+        tag, base = make(client, host, options.target, options.base, options.digest)
+        logger.info("%s stands on %s", tag, base.description)
         size = client.images.get(tag).attrs["Size"]
         logger.info("%s: %d MB", tag, size // 1_000_000)
     return tag
-
-
-def add_base_option(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--base",
-        choices=["auto", NVIDIA, STAND_IN],
-        default="auto",
-        help="what to build `serve` on: NVIDIA's image, a stand-in, or (auto, the default) a stand-in only if NVIDIA's "
-        "image cannot be had",
-    )

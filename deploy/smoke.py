@@ -3,7 +3,8 @@
     python -m deploy smoke --bundle bundles/digits/1
 
 The image is built, a release of the bundle is published and served, and what it promises is checked one by one; the
-first thing that does not hold ends the test. Its containers, network, release and image are gone afterwards.
+first thing that does not hold ends the test. Its containers, network, release and image are gone afterwards; an engine
+that runs anyway keeps the builder's cache, and the stand-in.
 Every line says what the image stands on, because a stand-in proves less than NVIDIA's image (deploy/stand_in.py).
 """
 
@@ -19,8 +20,8 @@ import tritonclient.grpc
 import tritonclient.http
 from tritonclient.utils import InferenceServerException
 
-from deploy import engine, images
-from deploy.images import Base
+from deploy import bases, engine, images
+from deploy.bases import Base
 from deploy.service import CPUS, USER, Service, served
 from serve import health, model_config, releases, repository, smoke
 from serve import protocol as requests
@@ -50,29 +51,28 @@ for process in psutil.process_iter(["name"]):
 logger = logging.getLogger(__name__)
 
 
-def run(bundle: Path, choice: images.Choice) -> None:
+def run(bundle: Path, choice: bases.Choice) -> None:
     """Build the image and try it with a release of `bundle`.
 
     Raises:
         UsageError: there is no bundle.
-        NoEngine, BuildFailed, NoStandIn: there was nothing to try.
+        NoEngine, NoBase, BuildFailed, NoStandIn, NoProgram: there was nothing to try.
         SmokeTestFailed: something does not hold.
     """
     if not bundle.is_dir():
         raise UsageError(f"{bundle}: is no bundle; `make export` makes one")
-    with engine.running() as host, engine.client(host) as client, tempfile.TemporaryDirectory() as folder:
-        known = {tag for image in client.images.list() for tag in image.tags}
-        image, base = images.build_serve(client, host, choice)
-        try:
-            size = client.images.get(image).attrs["Size"] // 1_000_000
-            report(base, "image", f"{image}, {size} MB, on {base.description}")
-            target: model_config.Target = "container" if base.kind == images.NVIDIA else "embedded"
-            release = open_release(repository.publish(bundle, Path(folder, "repository"), target, CPUS))
-            releases.move_current(release.directory)
-            try_release(client, image, base, release)
-        finally:
-            if image not in known:
-                client.images.remove(image, noprune=True)
+    with (
+        engine.running() as host,
+        engine.client(host) as client,
+        tempfile.TemporaryDirectory() as folder,
+        images.made(client, host, "serve", choice) as (image, base),
+    ):
+        size = client.images.get(image).attrs["Size"] // 1_000_000
+        report(base, "image", f"{image}, {size} MB, on {base.description}")
+        target: model_config.Target = "container" if base.kind == bases.ORIGINAL else "embedded"
+        release = open_release(repository.publish(bundle, Path(folder, "repository"), target, CPUS))
+        releases.move_current(release.directory)
+        try_release(client, image, base, release)
         report(base, "passed", f"{image} serves {release.identity}")
 
 
@@ -222,6 +222,6 @@ def main(arguments: list[str]) -> None:
         prog="python -m deploy smoke", description="Try the serving image with a release of a bundle."
     )
     parser.add_argument("--bundle", type=Path, required=True, metavar="PATH", help="directory of the bundle")
-    images.add_base_option(parser)
+    bases.add_option(parser)
     options = parser.parse_args(arguments)
     run(options.bundle, options.base)

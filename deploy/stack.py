@@ -3,18 +3,19 @@
     python -m deploy.stack up [--profile cpu|gpu]     build and start; returns when all of it is well
     python -m deploy.stack down                       stop it; what Prometheus and Grafana keep is kept
 
-Compose itself would start without a secret and let a service fail later: so they are looked at first. docs/compose.md.
+Compose itself would start without a secret and let a service fail later: so they are looked at first. What is other on
+a machine stands in compose.override.yaml beside compose.yaml, or in the files that COMPOSE_FILE names, as for Compose.
+docs/compose.md.
 """
 
 import argparse
+import json
 import os
 import secrets
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
-
-from ruamel.yaml import YAML
 
 from slipway import command
 from slipway.errors import SlipwayError
@@ -47,7 +48,7 @@ def main(arguments: list[str]) -> None:
     options = parser.parse_args(arguments)
     if options.action == "up":
         require_ordinary_user()
-        require_secrets(COMPOSE)
+        require_secrets(secrets_of(options.profile))
         # To Compose, what another profile has started is nothing that is left over; both would answer as `triton`.
         for profile, server in PROFILES.items():
             if profile != options.profile:
@@ -67,18 +68,22 @@ def require_ordinary_user() -> None:
         )
 
 
-def require_secrets(file: Path) -> None:
+def secrets_of(profile: str) -> dict[str, Path]:
+    """Name -> file of each secret, as Compose understands all its files. Raises SlipwayError if it does not."""
+    described = json.loads(compose(profile, "config", "--format", "json", capture=True))["secrets"]
+    return {name: Path(secret["file"]) for name, secret in described.items()}
+
+
+def require_secrets(files: Mapping[str, Path]) -> None:
     """Make Grafana's password if there is none. Raises SlipwayError, naming every other secret that is missing."""
     missing = []
-    described: dict[str, Any] = YAML(typ="safe").load(file)["secrets"]
-    for name, secret in described.items():
-        path = (file.parent / secret["file"]).resolve()
+    for name, path in files.items():
         if path.is_file() and path.stat().st_size > 0:
             continue
         if name == GRAFANA_PASSWORD:
             make_password(path)
         else:
-            missing.append(f"  {relative_to_project(path)}: {WHAT_BRINGS[name]}")
+            missing.append(f"  {relative_to_project(path)}: {WHAT_BRINGS.get(name, 'a secret of your own')}")
     if missing:
         raise SlipwayError("\n".join(["these secrets are missing:", *missing]))
 
@@ -90,17 +95,26 @@ def make_password(path: Path) -> None:
         file.write(secrets.token_urlsafe(24))
 
 
-def compose(profile: str, *arguments: str) -> None:
-    """Run Compose, which says itself what it does. Raises SlipwayError if it fails."""
+def compose(profile: str, *arguments: str, capture: bool = False) -> str:
+    """Run Compose, which says itself what it does; returns its output if that is to be captured.
+
+    Raises SlipwayError if it fails.
+    """
     # Secrets are readable for their owner alone: whatever reads one runs as that user.
     environment = {"SLIPWAY_USER": f"{os.getuid()}:{os.getgid()}", **os.environ}
     done = subprocess.run(
-        [PROGRAM, "--file", COMPOSE, "--profile", profile, *arguments], env=environment, check=False
+        [PROGRAM, "--profile", profile, *arguments],
+        cwd=COMPOSE.parent,
+        env=environment,
+        stdout=subprocess.PIPE if capture else None,
+        text=True,
+        check=False,
     )
     if done.returncode:
         raise SlipwayError(
             f"docker-compose {arguments[0]} failed with exit code {done.returncode}; see above"
         )
+    return done.stdout or ""
 
 
 if __name__ == "__main__":

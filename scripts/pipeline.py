@@ -133,10 +133,7 @@ def run_pipeline(runner: StageRunner, settings: list[str]) -> list[Row]:
     # Two pipelines at once may serve the same release; neither may read the other's answers.
     with tempfile.TemporaryDirectory(prefix="slipway-smoke-") as scratch:
         smoke = Path(scratch, "smoke.json")
-        # Where the bundle serves another artefact than the plain ONNX file, it says itself what that one answers.
-        own = bundle / "served" / "predictions.jsonl"
-        predictions = own if own.exists() else evaluation / "predictions.jsonl"
-        expected = ["--images", str(data), "--predictions", str(predictions)]
+        expected: list[str | Path] = ["--images", data, "--bundle", bundle, "--evaluation", evaluation]
         runner.run("smoke", "serve", "smoke", "--release", release, *expected, "--output", smoke)
         runner.run("promote", "serve", "promote", release.name)
         report = runner.run("report", "train", "report", *settings, "--smoke", smoke)

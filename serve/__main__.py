@@ -6,7 +6,7 @@
     python -m serve push digits-1 s3://releases | pull s3://releases/digits-1
     python -m serve watch --http triton:8000 --grpc triton:8001 --metrics triton:8002
     python -m serve predict cat.jpg
-    python -m serve smoke --release ... --images ... --predictions ... --output ...
+    python -m serve smoke --release ... --images ... --bundle ... --evaluation ... --output ...
     python -m serve container | health
 
 `python -m serve COMMAND --help` explains each.
@@ -227,11 +227,7 @@ def _up_options(parser: argparse.ArgumentParser) -> None:
         metavar="SECONDS",
         help="how often to check that a golden image is answered well (default: 5)",
     )
-    parser.add_argument(
-        "--traces",
-        metavar="URL",
-        help="where to send traces, OTLP over HTTP, such as http://127.0.0.1:4318/v1/traces (default: nowhere)",
-    )
+    _traces_option(parser)
 
 
 def _up(options: argparse.Namespace) -> None:
@@ -239,19 +235,34 @@ def _up(options: argparse.Namespace) -> None:
 
     if not options.probe_seconds > 0:
         raise UsageError(f"command line: --probe-seconds is {options.probe_seconds:g}; must be above 0")
-    if options.traces is not None and not re.fullmatch(r"http://[^\s/]+/\S+", options.traces):
+    up.run(options.release, options.probe_seconds, _traces(options))
+
+
+def _traces_option(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--traces",
+        metavar="URL",
+        help="where to send traces, OTLP over HTTP, such as http://127.0.0.1:4318/v1/traces (default: nowhere)",
+    )
+
+
+def _traces(options: argparse.Namespace) -> str | None:
+    url: str | None = options.traces
+    if url is not None and not re.fullmatch(r"http://[^\s/]+/\S+", url):
         raise UsageError(
-            f"command line: --traces is {options.traces}; expected http://host:port/path, such as "
+            f"command line: --traces is {url}; expected http://host:port/path, such as "
             "http://127.0.0.1:4318/v1/traces"
         )
-    up.run(options.release, options.probe_seconds, options.traces)
+    return url
 
 
 def _watch_options(parser: argparse.ArgumentParser) -> None:
     _add_path(parser, "--release", "release that is to answer, or a link to it that may be moved", CURRENT)
     _add_server_options(parser)
     parser.add_argument("--address", default="127.0.0.1", help="where to show metrics (default: 127.0.0.1)")
-    parser.add_argument("--port", type=int, default=9102, help="where to show metrics (default: 9102)")
+    parser.add_argument(
+        "--port", type=int, default=9102, help="where to show metrics; 0 takes a free port (default: 9102)"
+    )
     parser.add_argument(
         "--probe-seconds", type=float, default=5.0, metavar="SECONDS", help="how often to ask (default: 5)"
     )
@@ -273,13 +284,14 @@ def _watch(options: argparse.Namespace) -> None:
 
 def _container_options(parser: argparse.ArgumentParser) -> None:
     _add_path(parser, "--release", "release to serve, or a link to it", CURRENT)
+    _traces_option(parser)
     parser.add_argument("arguments", nargs="*", help="for tritonserver, after `--`")
 
 
 def _container(options: argparse.Namespace) -> None:
     from serve import container
 
-    container.become_triton(options.release, options.arguments)
+    container.become_triton(options.release, _traces(options), options.arguments)
 
 
 def _health_options(parser: argparse.ArgumentParser) -> None:
@@ -308,14 +320,16 @@ def _add_server_options(parser: argparse.ArgumentParser) -> None:
 def _smoke_options(parser: argparse.ArgumentParser) -> None:
     _add_path(parser, "--release", "release to serve", CURRENT)
     _add_path(parser, "--images", "folder that the paths in the predictions start from (required)")
-    _add_path(parser, "--predictions", "predictions.jsonl of offline evaluation (required)")
+    _add_path(parser, "--bundle", "bundle that the release was made of (required)")
+    _add_path(parser, "--evaluation", "directory that `make evaluate` wrote (required)")
     _add_path(parser, "--output", "JSON file to write the result to (required)")
 
 
 def _smoke(options: argparse.Namespace) -> Path:
     from serve import smoke
 
-    return smoke.run(options.release, options.images, options.predictions, options.output)
+    predictions = smoke.predictions_of(options.bundle, options.evaluation)
+    return smoke.run(options.release, options.images, predictions, options.output)
 
 
 def _predict_options(parser: argparse.ArgumentParser) -> None:
@@ -455,7 +469,7 @@ COMMANDS = {
         help="Send every test image through a real server and compare with offline evaluation.",
         add_options=_smoke_options,
         run=_smoke,
-        required=("images", "predictions", "output"),
+        required=("images", "bundle", "evaluation", "output"),
     ),
     "container": Command(
         help="Verify a release and become its Triton server: what a container runs, see docs/containers.md.",

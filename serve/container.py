@@ -11,17 +11,18 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from serve import linter, model_config, shared_memory
+from serve import linter, model_config, shared_memory, tracing
 from serve.release import open_release
 from serve.server import DRAIN_SECONDS, MODELS, ServerError, folder_of_links
 
 PROGRAM = "tritonserver"
 
 
-def become_triton(directory: Path, arguments: Sequence[str]) -> NoReturn:
+def become_triton(directory: Path, traces: str | None, arguments: Sequence[str]) -> NoReturn:
     """Serve a release, or what a link leads to now, on Triton's usual ports and all addresses.
 
     Args:
+        traces: URL that takes OpenTelemetry's traces, OTLP over HTTP; None if nobody does.
         arguments: for tritonserver, after ours, so that they win.
 
     Raises:
@@ -43,7 +44,8 @@ def become_triton(directory: Path, arguments: Sequence[str]) -> NoReturn:
         with shared_memory.owned(identity) as ownership:
             os.set_inheritable(ownership, True)  # noqa: FBT003 - its parameter has no name
             models = folder_of_links(release) / MODELS
-            os.execv(program, [PROGRAM, *_arguments(models, identity), *arguments])
+            ours = [*_arguments(models, identity), *tracing.options(traces)]
+            os.execv(program, [PROGRAM, *ours, *arguments])
     except OSError as error:
         raise ServerError(f"{program} could not be started: {error}") from error
 

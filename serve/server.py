@@ -26,7 +26,7 @@ from pathlib import Path
 
 import psutil
 
-from serve import health, linter, model_config, shared_memory, tether
+from serve import health, linter, model_config, shared_memory, tether, tracing
 from serve.protocol import DeadlineExceeded, Unreachable
 from serve.release import Release
 from slipway import compatibility
@@ -47,8 +47,6 @@ ANSWER_SECONDS = 5
 DRAIN_SECONDS = 10
 STOP_SECONDS = DRAIN_SECONDS + 5
 ATTEMPTS = 5
-# Of so many requests that bring no trace with them, one is traced.
-UNASKED_TRACE_RATE = 1000
 LOG_TAIL_LINES = 15
 
 logger = logging.getLogger(__name__)
@@ -335,19 +333,7 @@ class Server:
             f"--exit-timeout-secs={DRAIN_SECONDS}",
             # By its name, shared memory that a killed server leaves behind is known to be ours.
             f"--backend-config=python,shm-region-prefix-name={self.id}",
-            *self._tracing(),
-        ]
-
-    def _tracing(self) -> list[str]:
-        """Requests that come with a `traceparent` are always traced; of the others, one in a thousand."""
-        if self._traces is None:
-            return []
-        return [
-            "--trace-config=mode=opentelemetry",
-            f"--trace-config=opentelemetry,url={self._traces}",
-            "--trace-config=opentelemetry,resource=service.name=slipway",
-            "--trace-config=level=TIMESTAMPS",
-            f"--trace-config=rate={UNASKED_TRACE_RATE}",
+            *tracing.options(self._traces),
         ]
 
 

@@ -25,9 +25,11 @@ from serve.protocol import DEADLINE_SECONDS, Answer, RefusedInput, ServingError
 from serve.release import Release, open_release
 from serve.server import Server
 from slipway import hashing, sealed
+from slipway.bundle import SERVED_PREDICTIONS
 from slipway.errors import SlipwayError, UsageError
 
 WORKERS = 4
+PREDICTIONS = "predictions.jsonl"
 DISAGREEMENTS_SHOWN = 20
 # How each protocol says that the request, not the server, is at fault.
 CLIENT_ERROR = {"http": "400", "grpc": "INVALID_ARGUMENT"}
@@ -74,6 +76,15 @@ class ProtocolResult:
     requests_per_second: float
     p50_ms: float
     p99_ms: float
+
+
+def predictions_of(bundle: Path, evaluation: Path) -> Path:
+    """The file that says what the artefact of a bundle that is served was found to answer offline.
+
+    It is the evaluation's own, but where another artefact than the plain ONNX file is served: export has measured that.
+    """
+    of_served = bundle / SERVED_PREDICTIONS
+    return of_served if of_served.exists() else evaluation / PREDICTIONS
 
 
 def run(release_directory: Path, images: Path, predictions: Path, output: Path) -> Path:

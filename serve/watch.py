@@ -28,18 +28,20 @@ def run(
     Args:
         link: the release that is to answer, or a link to one that may be moved to another meanwhile.
         urls: protocol -> host:port. triton_metrics: host:port where the server shows its own.
-        listen: address and port where metrics are shown.
+        listen: address and port where metrics are shown; port 0 takes a free one.
 
     Raises SlipwayError if somebody else listens there.
     """
     metrics = ServiceMetrics()
     with contextlib.ExitStack() as stack:
         try:
-            stack.enter_context(metrics.exposed(*listen))
+            port = stack.enter_context(metrics.exposed(*listen))
         except OSError as error:
             where = "{}:{}".format(*listen)
             raise SlipwayError(f"metrics cannot be shown at {where}: {error}; give another --port") from error
-        logger.info("asking %s; metrics are at http://%s:%d/metrics", ", ".join(urls.values()), *listen)
+        logger.info(
+            "asking %s; metrics are at http://%s:%d/metrics", ", ".join(urls.values()), listen[0], port
+        )
         try:
             _watch(link, urls, triton_metrics, probe_seconds, metrics)
         except KeyboardInterrupt:

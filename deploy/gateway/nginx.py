@@ -11,6 +11,8 @@ import time
 from pathlib import Path
 from typing import Self
 
+import psutil
+
 from deploy.gateway.settings import HERE, Settings
 from scripts import programs
 from serve import tether
@@ -112,16 +114,20 @@ class Gateway:
                 raise PortTaken(f"the gateway cannot listen on {self.address} ({error.strerror})") from error
 
     def _wait_until_it_listens(self) -> None:
-        host, port = self.address.rsplit(":", 1)
         deadline = time.monotonic() + START_SECONDS
-        while True:
+        while not self._listens():
             if (status := self._process.poll()) is not None:
+                self._raise_if_taken()  # somebody else was faster, after all
                 raise GatewayFailure(f"nginx ended with status {status} instead of starting")
-            try:
-                socket.create_connection((host, int(port)), timeout=1).close()
-            except OSError:
-                if time.monotonic() > deadline:
-                    raise GatewayFailure(f"nginx does not listen on {self.address}") from None
-                time.sleep(0.02)
-            else:
-                return
+            if time.monotonic() > deadline:
+                raise GatewayFailure(f"nginx does not listen on {self.address}")
+            time.sleep(0.02)
+
+    def _listens(self) -> bool:
+        """Whether this very process does: to be answered there proves less."""
+        port = int(self.address.rsplit(":", 1)[1])
+        try:
+            connections = psutil.Process(self.pid).net_connections("tcp")
+        except psutil.Error:
+            return False
+        return any(one.status == psutil.CONN_LISTEN and one.laddr.port == port for one in connections)

@@ -68,6 +68,7 @@ class Docker:
     """Base images that are not Triton's, pinned by tag."""
 
     python_image: str
+    nginx_image: str
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""A container engine for all tests of a session, the serving image in it, and a release to serve."""
+"""A container engine for all tests of a session, our images in it, and a release to serve."""
 
 import os
 from collections.abc import Iterator
@@ -8,9 +8,9 @@ from pathlib import Path
 import docker
 import pytest
 
-from deploy import engine, images
+from deploy import bases, engine, images
+from deploy.bases import Base
 from deploy.engine import NoEngine
-from deploy.images import Base
 from serve import releases, repository
 from serve.release import Release, open_release
 from tests.programs import require
@@ -37,10 +37,19 @@ def docker_client(docker_host: str) -> Iterator[docker.DockerClient]:
 
 
 @pytest.fixture(scope="session")
-def serve_image(docker_host: str, docker_client: docker.DockerClient) -> tuple[str, Base]:
+def serve_image(docker_host: str, docker_client: docker.DockerClient) -> Iterator[tuple[str, Base]]:
     """The serving image, and the stand-in that it stands on, on every machine: so that all test the same."""
     require("debootstrap", "docker")
-    return images.build_serve(docker_client, docker_host, images.STAND_IN)
+    with images.made(docker_client, docker_host, "serve", bases.STAND_IN) as made:
+        yield made
+
+
+@pytest.fixture(scope="session")
+def gateway_image(docker_host: str, docker_client: docker.DockerClient) -> Iterator[tuple[str, Base]]:
+    """The same of the gateway's."""
+    require("nginx", "envsubst", "busybox", "docker")
+    with images.made(docker_client, docker_host, "gateway", bases.STAND_IN) as made:
+        yield made
 
 
 @pytest.fixture(scope="session")

@@ -19,13 +19,13 @@ from typing import Any
 import psutil
 import pytest
 
-from serve import repository
+from serve import repository, tether
 from serve.client import CLIENTS
 from serve.server import LOOPBACK
 from tests import images
 from tests.deploy.monitoring import SECRET, alertmanager_in_a_hurry, copy_in_a_hurry
 from tests.deploy.processes import listening
-from tests.deploy.test_monitoring import queries
+from tests.deploy.test_monitoring import panels, queries
 from tests.programs import require
 from tests.serve.tools import CPUS, make_bundle, wait_until
 from train.exposition import Exposition
@@ -110,7 +110,9 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
 
 @contextmanager
 def served(release: Path, log: Path) -> Iterator[tuple["subprocess.Popen[bytes]", dict[str, str]]]:
-    command = [sys.executable, "-m", "serve", "up", "--release", str(release), "--probe-seconds", "1"]
+    options = ["-m", "serve", "up", "--release", str(release), "--probe-seconds", "1"]
+    # Whoever kills the test ends the service, too.
+    command = tether.command(Path(sys.executable), *options, signal_number=signal.SIGTERM)
     with log.open("wb") as output:
         process = subprocess.Popen(command, stderr=output)
     try:
@@ -214,6 +216,25 @@ def test_every_metric_that_is_asked_for_is_there(watched: Watched) -> None:
         return wanted - set(watched.ask("prometheus", "/api/v1/label/__name__/values")["data"])
 
     wait_until(lambda: not missing())
+
+
+def test_no_panel_of_a_dashboard_is_empty(watched: Watched) -> None:
+    """Of those that may be, each says why."""
+    with CLIENTS["http"](watched.urls["http"]) as client:
+        client.classify([images.flat(5)])
+
+    def empty() -> set[str]:
+        return {title for title, panel in panels() if not any(map(answer, panel["targets"]))}
+
+    def answer(target: dict[str, Any]) -> list[Any]:
+        return watched.ask("prometheus", "/api/v1/query", query=target["expr"])["data"]["result"]
+
+    on_a_gpu = {title for title, panel in panels() if "nv_gpu" in panel["targets"][0]["expr"]}
+    assert len(on_a_gpu) == 2
+    wait_until(lambda: empty() <= on_a_gpu)
+    assert all(
+        "noValue" in panel["fieldConfig"]["defaults"] for title, panel in panels() if title in on_a_gpu
+    )
 
 
 def test_a_server_that_is_sick_is_told_to_whom_is_on_call(watched: Watched) -> None:

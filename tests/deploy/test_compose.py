@@ -17,7 +17,7 @@ from slipway.errors import SlipwayError
 from slipway.paths import PROJECT_ROOT
 from tests.deploy.monitoring import PROMETHEUS
 
-OWN_IMAGE = "slipway-serve:local"
+OWN_IMAGES = {"slipway-serve:local", "slipway-gateway:local"}
 # Holds one program and no shell: nothing in it could ask.
 WITHOUT_HEALTH_CHECK = {"collector"}
 
@@ -64,12 +64,12 @@ def test_what_is_mounted_from_here_cannot_be_written(services: dict[str, Any]) -
 
 
 def test_what_is_mounted_from_here_is_here(services: dict[str, Any]) -> None:
-    """But for what the stages make, and the gateway, which its own tests look after."""
+    """But for what the stages make."""
     for service in services.values():
         for volume in service.get("volumes", []):
             if volume["type"] == "bind":
                 source = Path(volume["source"]).relative_to(PROJECT_ROOT)
-                made = source.parts[0] in ("model_repository", "runs") or "gateway" in source.parts
+                made = source.parts[0] in ("model_repository", "runs")
                 assert made or (PROJECT_ROOT / source).exists(), source
 
 
@@ -104,15 +104,23 @@ def test_triton_is_reached_from_inside_only_and_has_shared_memory(composed: dict
 
 
 def test_images_are_those_of_the_table(services: dict[str, Any]) -> None:
-    images = {service["image"] for service in services.values()} - {OWN_IMAGE}
+    images = {service["image"] for service in services.values()} - OWN_IMAGES
     assert images == set(compatibility.load().compose.values())
     assert all(re.fullmatch(r"[\w./-]+:v?\d[\w.-]*", image) for image in images)
 
 
-def test_the_gateway_is_told_all_that_its_template_asks_for(services: dict[str, Any]) -> None:
+def test_what_is_our_own_is_a_target_of_the_dockerfile(services: dict[str, Any]) -> None:
+    for service in services.values():
+        assert ("build" in service) == (service["image"] in OWN_IMAGES)
+        if "build" in service:
+            assert service["image"] == f"slipway-{service['build']['target']}:local"
+            assert service["build"]["context"] == str(PROJECT_ROOT)
+
+
+def test_the_gateway_is_told_nothing_that_its_image_does_not_know(services: dict[str, Any]) -> None:
     template = PROJECT_ROOT / "deploy" / "gateway" / "nginx.conf.template"
-    asked = set(re.findall(r"\$\{(GATEWAY_\w+)\}", template.read_text()))
-    assert asked == {name for name in services["gateway"]["environment"] if name.startswith("GATEWAY_")}
+    known = set(re.findall(r"\$\{(GATEWAY_\w+)\}", template.read_text()))
+    assert services["gateway"]["environment"].keys() <= known
 
 
 def test_secrets_are_files_and_nothing_else_holds_any(composed: dict[str, Any]) -> None:
@@ -136,16 +144,24 @@ def test_prometheus_finds_every_target_that_it_is_told_of(services: dict[str, An
     assert named <= services.keys() | {"triton"}
 
 
-def secrets_in(folder: Path, *present: str) -> Path:
-    """A compose file with one secret of ours to be made, two to be there."""
+def secrets_in(folder: Path, *present: str) -> dict[str, Path]:
+    """One secret of ours that is made, two that have to be there."""
     for name in present:
         (folder / name).write_text("there")
-    listed = {
-        name: {"file": f"./{name}"} for name in (stack.GRAFANA_PASSWORD, "slack_api_url", "gateway_keys")
-    }
-    file = folder / "compose.yaml"
-    file.write_text(json.dumps({"secrets": listed}))  # JSON is YAML
-    return file
+    return {name: folder / name for name in (stack.GRAFANA_PASSWORD, "slack_api_url", "gateway_keys")}
+
+
+def test_an_override_of_compose_is_taken_into_account(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A fork keeps what is other on its machines apart from the file that it gets from upstream."""
+    override = tmp_path / "override.yaml"
+    override.write_text(json.dumps({"secrets": {"slack_api_url": {"file": str(tmp_path / "other")}}}))
+    monkeypatch.setenv("COMPOSE_FILE", f"{stack.COMPOSE}:{override}")
+    files = stack.secrets_of("cpu")
+    assert files.keys() == {*stack.WHAT_BRINGS, stack.GRAFANA_PASSWORD}
+    assert files["slack_api_url"] == tmp_path / "other"
+    assert files["gateway_keys"] == PROJECT_ROOT / ".gateway" / "keys.conf"
 
 
 def test_root_is_told_that_the_gateway_does_not_run_as_root(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -161,7 +177,8 @@ def test_servers_of_the_other_profile_are_taken_away_first(
     """Both would answer as `triton`."""
     asked: list[tuple[str, ...]] = []
     monkeypatch.setenv("SLIPWAY_USER", "1000:1000")
-    monkeypatch.setattr(stack, "require_secrets", lambda file: None)
+    monkeypatch.setattr(stack, "require_secrets", lambda files: None)
+    monkeypatch.setattr(stack, "secrets_of", lambda profile: {})
     monkeypatch.setattr(stack, "compose", lambda *arguments: asked.append(arguments))
     stack.main(["up", "--profile", "gpu"])
     assert asked[0] == ("cpu", "rm", "--stop", "--force", "triton")
@@ -176,11 +193,11 @@ def test_secrets_that_are_missing_are_named_and_what_brings_them(tmp_path: Path)
 
 
 def test_a_password_is_made_once_and_is_for_its_owner(tmp_path: Path) -> None:
-    file = secrets_in(tmp_path, "slack_api_url", "gateway_keys")
-    stack.require_secrets(file)
+    files = secrets_in(tmp_path, "slack_api_url", "gateway_keys")
+    stack.require_secrets(files)
     password = tmp_path / stack.GRAFANA_PASSWORD
     text = password.read_text()
     assert len(text) >= 32
     assert password.stat().st_mode & 0o777 == 0o600
-    stack.require_secrets(file)
+    stack.require_secrets(files)
     assert password.read_text() == text

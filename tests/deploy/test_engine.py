@@ -1,11 +1,13 @@
 """A private container engine really runs containers, and nothing of it is left, however it ends."""
 
+import fcntl
 import io
 import os
 import subprocess
 import sys
 import tarfile
 from pathlib import Path
+from typing import IO, NoReturn
 
 import docker
 import psutil
@@ -101,6 +103,32 @@ def test_engine_of_a_killed_process_is_killed_and_the_next_one_removes_its_folde
     with engine.private():
         assert not traces(folder.name)
         assert not bridge.exists()
+
+
+def test_engine_that_is_about_to_start_is_not_taken_for_an_abandoned_one(
+    only_private: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Somebody else starts one at the worst moments: just before its folder is locked, and after."""
+    lock, left_alone = fcntl.flock, []
+
+    def come(folder: Path) -> None:
+        engine.remove_abandoned()
+        left_alone.append(folder.exists())
+
+    def lock_late(file: IO[str], how: int) -> None:
+        if how == fcntl.LOCK_EX:
+            come(Path(file.name).parent)
+        lock(file, how)
+
+    def start(folder: Path, *_: Path) -> NoReturn:
+        come(folder)
+        raise NoEngine("enough")
+
+    monkeypatch.setattr(fcntl, "flock", lock_late)
+    monkeypatch.setattr(engine, "_start", start)
+    with pytest.raises(NoEngine, match="enough"), engine.private():
+        pass
+    assert left_alone == [True, True]
 
 
 @pytest.mark.integration

@@ -8,8 +8,9 @@ import sys
 import docker
 import pytest
 
-from deploy import images
-from deploy.images import Base, BuildFailed
+from deploy import bases, images
+from deploy.bases import Base, NoBase
+from deploy.images import BuildFailed
 from deploy.service import served
 from serve import health
 from serve.client import HttpClient
@@ -64,9 +65,29 @@ def test_image_is_small_and_holds_nothing_of_training(
     assert not {"torch", "pytest", "docker"} & set(packages)
 
 
-def test_make_image_names_the_image_that_it_built(docker_host: str, serve_image: Image) -> None:
+def test_gateway_s_image_says_what_it_is_and_holds_the_gateway(
+    docker_client: docker.DockerClient, gateway_image: Image
+) -> None:
+    """That it answers, as a user whom it does not know, tests/deploy/test_stack_of_stand_ins.py shows."""
+    tag, base = gateway_image
+    config = docker_client.images.get(tag).attrs["Config"]
+    assert config["User"] == "1000:1000"
+    assert config["StopSignal"] == "SIGQUIT"
+    assert config["Labels"]["org.opencontainers.image.revision"] == images.commit()
+    assert config["Labels"]["org.opencontainers.image.base.name"] == base.image
+    assert base.description.startswith("a STAND-IN for nginx:")
+    held = inside(
+        docker_client, tag, "ls", "/etc/nginx/templates", "/etc/nginx/slipway", "/etc/nginx/slipway/page"
+    )
+    assert {"nginx.conf.template", "gateway.js", "index.html", "page.css", "page.js"} <= set(held.split())
+
+
+@pytest.mark.parametrize("target", ["serve", "gateway"])
+def test_make_image_names_the_image_that_it_built(
+    docker_host: str, serve_image: Image, gateway_image: Image, target: str
+) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "deploy", "image", "--base", "stand-in"],
+        [sys.executable, "-m", "deploy", "image", "--target", target, "--base", "stand-in"],
         cwd=PROJECT_ROOT,
         env={**os.environ, "DOCKER_HOST": docker_host},
         capture_output=True,
@@ -74,8 +95,14 @@ def test_make_image_names_the_image_that_it_built(docker_host: str, serve_image:
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.strip() == serve_image[0]
+    assert done.stdout.strip() == {"serve": serve_image, "gateway": gateway_image}[target][0]
     assert "stands on a STAND-IN for" in done.stderr
+
+
+def test_base_that_nothing_stands_in_for_is_named(docker_host: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DOCKER_HOST", docker_host)
+    with pytest.raises(UsageError, match="nothing stands in for the base of train"):
+        images.main(["--target", "train", "--base", "stand-in"])
 
 
 def test_digest_of_a_release_build_is_part_of_the_name_of_the_base(docker_host: str) -> None:
@@ -88,8 +115,8 @@ def test_digest_of_a_release_build_is_part_of_the_name_of_the_base(docker_host: 
 def test_digest_is_not_taken_for_that_of_a_stand_in(
     docker_host: str, docker_client: docker.DockerClient, serve_image: Image
 ) -> None:
-    with pytest.raises(UsageError, match="--digest is one of NVIDIA's image"):
-        images.build_serve(docker_client, docker_host, images.STAND_IN, f"sha256:{'0' * 64}")
+    with pytest.raises(UsageError, match="--digest is one of the original image"):
+        images.make(docker_client, docker_host, "serve", bases.STAND_IN, f"sha256:{'0' * 64}")
 
 
 def test_nvidias_image_is_replaced_by_a_stand_in_only_if_it_was_not_asked_for(
@@ -100,9 +127,10 @@ def test_nvidias_image_is_replaced_by_a_stand_in_only_if_it_was_not_asked_for(
     triton = dataclasses.replace(table.triton, container=container)
     monkeypatch.setattr(compatibility, "load", lambda: dataclasses.replace(table, triton=triton))
     monkeypatch.setattr("deploy.stand_in.ensure", lambda client: "a stand-in")
-    assert images.triton_base(docker_client, "auto") == Base(image="a stand-in", kind="stand-in")
-    with pytest.raises(BuildFailed, match="localhost:1/triton:1: cannot be pulled"):
-        images.triton_base(docker_client, "nvidia")
+    found = bases.find(docker_client, "serve", "auto")
+    assert (found.image, found.kind) == ("a stand-in", "stand-in")
+    with pytest.raises(NoBase, match="localhost:1/triton:1: cannot be pulled"):
+        bases.find(docker_client, "serve", "original")
 
 
 def test_release_that_was_changed_is_not_served(

@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 
+from deploy import images
 from deploy.kubernetes import validate
 from deploy.kubernetes.validate import (
     NEWEST,
@@ -44,7 +45,7 @@ ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "deploy" / "kubernetes"
 COPYING = ("overlays/cpu", "overlays/gpu", "overlays/canary", "overlays/keda", "overlays/oci-release")
 SERVING = (*COPYING, "overlays/s3-release")
-OURS = (*SERVING, "overlays/kserve", "training/jobset", "training/trainjob")
+OURS = (*SERVING, "overlays/gateway", "overlays/kserve", "training/jobset", "training/trainjob")
 
 
 @cache
@@ -189,7 +190,7 @@ def test_every_container_is_restricted(name: str) -> None:
             "capabilities": {"drop": ["ALL"]},
         }
         kinds = {key for volume in pod["volumes"] for key in volume if key != "name"}
-        assert kinds <= {"emptyDir", "persistentVolumeClaim", "configMap", "image"}
+        assert kinds <= {"emptyDir", "persistentVolumeClaim", "configMap", "image", "secret"}
 
 
 @pytest.mark.parametrize("name", OURS)
@@ -208,6 +209,7 @@ def test_images_are_pinned_by_the_table_of_versions(name: str) -> None:
     pins = compatibility.load()
     expected = {
         "slipway-serve": pins.triton.container.release,
+        "slipway-gateway": pins.docker.nginx_image.partition(":")[2],
         "slipway-train": pins.train["torch"],
         "slipway-release": "digits-1",
     }
@@ -427,6 +429,34 @@ def test_triton_is_asked_by_the_gateway_and_measured_by_prometheus_and_calls_nob
     for deployment in of_kind("overlays/canary", "Deployment"):
         if deployment["metadata"]["name"].startswith("triton"):
             assert selector <= deployment["spec"]["template"]["metadata"]["labels"].items()
+
+
+def test_gateway_is_given_the_secrets_that_its_image_looks_for_and_ends_when_nobody_asks_it() -> None:
+    (deployment,) = (
+        each["spec"]
+        for each in of_kind("overlays/gateway", "Deployment")
+        if each["metadata"]["name"] == "gateway"
+    )
+    pod = deployment["template"]["spec"]
+    (container,) = pod["containers"]
+    image = images.stages_of("gateway")
+    looked_for = set(re.findall(r"=/run/secrets/(\w+)", image))
+    named = set(
+        re.findall(r"--from-file=(\w+)=", (ROOT / "docs" / "kubernetes.md").read_text(encoding="utf-8"))
+    )
+    assert looked_for == named
+    assert {"name": "secrets", "mountPath": "/run/secrets", "readOnly": True} in container["volumeMounts"]
+    assert {variable["name"] for variable in container["env"]} <= set(re.findall(r"(GATEWAY_\w+)=", image))
+    assert container["ports"] == [{"name": "https", "containerPort": 8443}]
+    pause = container["lifecycle"]["preStop"]["sleep"]["seconds"]
+    template = (ROOT / "deploy" / "gateway" / "nginx.conf.template").read_text(encoding="utf-8")
+    (drain,) = re.findall(r"worker_shutdown_timeout (\d+)s", template)
+    assert pod["terminationGracePeriodSeconds"] >= pause + int(drain) + 5
+    budgets = {
+        each["metadata"]["name"]: each["spec"] for each in of_kind("overlays/gateway", "PodDisruptionBudget")
+    }
+    assert deployment["replicas"] - budgets["gateway"]["maxUnavailable"] >= 1
+    assert budgets["gateway"]["selector"] == deployment["selector"]
 
 
 def test_canary_is_a_release_of_its_own_behind_a_service_of_its_own() -> None:

@@ -130,6 +130,20 @@ def test_dashboard_is_complete(file: Path) -> None:
         assert all(target["datasource"] == panel["datasource"] for target in panel["targets"])
 
 
+@pytest.mark.parametrize("file", DASHBOARDS, ids=lambda file: file.stem)
+def test_a_panel_says_what_it_shows_and_in_which_unit(file: Path) -> None:
+    for panel in json.loads(file.read_text())["panels"]:
+        title, options = panel["title"], panel.get("options", {})
+        assert panel["description"].endswith("."), title
+        assert "unit" in panel["fieldConfig"]["defaults"], title
+        several = [target for target in panel["targets"] if " by (" in target["expr"]]
+        assert all("{{" in target["legendFormat"] for target in several), title
+        if panel["type"] == "stat" and several:
+            assert "name" in options["textMode"], title  # or the number stands there for nobody
+        if panel["type"] == "heatmap":  # or buckets are shown as they are counted: each with all below it
+            assert (panel["targets"][0]["format"], options["calculate"]) == ("heatmap", False), title
+
+
 def test_prometheus_understands_every_query_of_a_dashboard(tmp_path: Path) -> None:
     require("promtool")
     listed = [

@@ -13,7 +13,7 @@ import onnxruntime
 import pytest
 
 from deploy import smoke
-from deploy.images import Base
+from deploy.bases import Base
 from serve import releases, repository
 from serve.release import Release
 from serve.smoke import SmokeTestFailed

@@ -112,8 +112,22 @@ def test_smoke_is_handed_what_each_stage_made(checkout: Path) -> None:
     assert publish.endswith(" <publish> <--bundle> <made by export> <--no-promote>")
     assert smoke.startswith(
         ".venv/serve/bin/python <-m> <serve> <smoke> <--release> <made by publish> <--images> <made by data> "
-        "<--predictions> <made by evaluate/predictions.jsonl> <--output>"
+        "<--bundle> <made by export> <--evaluation> <made by evaluate> <--output>"
     )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "called"),
+    [
+        (["image", "TARGET=gateway"], "<deploy> <image> <--target> <gateway>"),
+        (["image", "ARGS=--base stand-in"], "<deploy> <image> <--target> <serve> <--base> <stand-in>"),
+        (["sbom"], "<deploy> <sbom>"),
+        (["smoke-deploy", "BUNDLE=my bundle"], "<deploy> <smoke> <--bundle> <my bundle>"),
+        (["stack", "PROFILE=gpu"], "<deploy.stack> <up> <--profile> <gpu>"),
+    ],
+)
+def test_deploying_is_a_call_of_one_command(checkout: Path, arguments: list[str], called: str) -> None:
+    assert calls(checkout, *arguments)[-1] == f".venv/serve/bin/python <-m> {called}"
 
 
 def test_predict_takes_an_image_with_a_space_in_its_name(checkout: Path) -> None:

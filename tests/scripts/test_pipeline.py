@@ -158,13 +158,14 @@ def test_each_stage_is_handed_what_the_ones_before_it_made(checkout: Checkout) -
     made: Callable[[str], str] = lambda name: str(checkout.stages / name)  # noqa: E731
     calls = checkout.calls()
     smoke_file = calls[5][-1]
-    expected = ["--images", made("data"), "--predictions", made("evaluate/predictions.jsonl")]
+    bundle = made("bundles/digits/v7")
+    expected = ["--images", made("data"), "--bundle", bundle, "--evaluation", made("evaluate")]
     assert calls == [
         ["train", "data", *settings],
         ["train", "fit", *settings],
         ["train", "evaluate", *settings],
         ["train", "export", *settings],
-        ["serve", "publish", "--bundle", made("bundles/digits/v7"), "--no-promote"],
+        ["serve", "publish", "--bundle", bundle, "--no-promote"],
         ["serve", "smoke", "--release", made("publish"), *expected, "--output", smoke_file],
         ["serve", "promote", "publish"],
         ["train", "report", *settings, "--smoke", smoke_file],

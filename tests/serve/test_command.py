@@ -61,6 +61,7 @@ def serve(*arguments: str | Path, cwd: Path | None = None) -> subprocess.Complet
         (["up", "now"], "'now' is one value too many"),
         (["up", "--probe-seconds", "0"], "--probe-seconds is 0; must be above 0"),
         (["up", "--traces", "localhost:4318"], "--traces is localhost:4318; expected http://host:port/path"),
+        (["container", "--traces", "collector"], "--traces is collector; expected http://host:port/path"),
         (["predict", "a.png", "--url", "localhost"], "--url is localhost; expected host:port"),
         (["predict", "a.png", "--api-key-file", "none"], "--api-key-file none: cannot be read"),
         (["predict", "a.png", "--api-key-file", __file__], "test_command.py: holds no key"),

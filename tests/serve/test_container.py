@@ -54,7 +54,8 @@ def contained(release: Release, ports: Ports) -> Iterator["subprocess.Popen[str]
         f"--metrics-port={ports.metrics}",
         *(f"--{kind}-address=127.0.0.1" for kind in ("http", "grpc", "metrics")),
     ]
-    process = serve("container", "--release", str(release.directory), "--", *arguments)
+    traces = ["--traces", "http://127.0.0.1:1/v1/traces"]
+    process = serve("container", "--release", str(release.directory), *traces, "--", *arguments)
     try:
         yield process
     finally:
@@ -86,6 +87,8 @@ def test_it_becomes_triton_is_probed_and_stops_cleanly(release: Release) -> None
     with contained(release, ports) as process:
         wait_until(lambda: process.poll() is not None or health(release, ports)[0] == 0)
         assert Path(f"/proc/{process.pid}/exe").resolve() == (PROGRAM / "bin" / "tritonserver").resolve()
+        told = Path(f"/proc/{process.pid}/cmdline").read_text().split("\0")
+        assert "--trace-config=opentelemetry,url=http://127.0.0.1:1/v1/traces" in told
         process.send_signal(signal.SIGTERM)
         assert process.wait(60) == 0
     code, errors = health(release, ports)

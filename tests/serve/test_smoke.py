@@ -53,6 +53,14 @@ def result(tmp_path: Path) -> dict[str, Any]:
     return json.loads((tmp_path / "out" / "smoke.json").read_text())
 
 
+def test_answers_are_held_against_those_of_the_artefact_that_is_served(tmp_path: Path) -> None:
+    assert smoke.predictions_of(tmp_path / "bundle", tmp_path) == tmp_path / "predictions.jsonl"
+    own = tmp_path / "bundle" / "served" / "predictions.jsonl"
+    own.parent.mkdir(parents=True)
+    own.touch()
+    assert smoke.predictions_of(tmp_path / "bundle", tmp_path) == own
+
+
 @pytest.mark.integration
 def test_all_agree(release: Release, tmp_path: Path, entries: list[dict[str, Any]]) -> None:
     found = run(release.directory, tmp_path, entries)

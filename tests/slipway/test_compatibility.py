@@ -43,6 +43,7 @@ def test_package_may_run_on_the_pythons_of_the_table() -> None:
 def test_dockerfile_builds_on_the_images_of_the_table() -> None:
     dockerfile = (ROOT / "Dockerfile").read_text(encoding="utf-8")
     assert dict(re.findall(r"^ARG (\w+_IMAGE)=(\S+)$", dockerfile, re.MULTILINE)) == {
+        "NGINX_IMAGE": TABLE.docker.nginx_image,
         "PYTHON_IMAGE": TABLE.docker.python_image,
         "TRITON_IMAGE": TABLE.triton.container.image,
     }

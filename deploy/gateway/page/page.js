@@ -170,6 +170,13 @@ function showOnly(...ids) {
   }
 }
 
+// Where it stands below the form, it would come unseen.
+function bringIntoView() {
+  if (matchMedia("(max-width: 820px)").matches) {
+    element("result").scrollIntoView();
+  }
+}
+
 function showWaiting(text) {
   element("waiting-text").textContent = text;
   showOnly("waiting");
@@ -182,6 +189,7 @@ function showProblem({ code, message, id }) {
   element("problem-id").textContent = id ? `Request ${id}` : "";
   showOnly("problem");
   setState("refused");
+  bringIntoView();
 }
 
 // Triton names classes as "<logit>:<index>:<name>", the best first.
@@ -202,6 +210,7 @@ function showAnswer({ tensors, milliseconds, serverMilliseconds }) {
   element("server-time").textContent = `${serverMilliseconds.toFixed(0)} ms`;
   element("release").textContent = tensors.release.values[0];
   showOnly("answer");
+  bringIntoView();
 }
 
 function barOf({ name, probability }) {

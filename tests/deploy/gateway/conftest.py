@@ -13,13 +13,14 @@ from deploy.gateway.nginx import Gateway
 from deploy.gateway.settings import Settings, Upstream
 from serve import repository
 from serve.release import open_release
-from serve.server import LOOPBACK, Server, free_ports, serving
+from serve.server import LOOPBACK, PortTaken, Server, free_ports, serving
 from slipway.bundle import Bundle, open_bundle
 from tests.deploy.gateway.tools import NEEDED, Door
 from tests.programs import require
 from tests.serve.tools import CPUS, Oracle, make_bundle
 
 Start = Callable[..., contextlib.AbstractContextManager[Door]]
+ATTEMPTS = 5
 
 
 @pytest.fixture(scope="session")
@@ -84,17 +85,30 @@ def start(certificates: dict[str, Path], tmp_path_factory: pytest.TempPathFactor
         file = folder / "keys.conf"
         key = keys.add("alice", file)
         usual = {
-            "listen": f"{LOOPBACK}:{free_ports().http}",
             "keys": file,
             "access_log": folder / "access.log",
             "requests_per_minute": 100_000,
             "burst": 10_000,
         }
-        chosen = Settings(**{**usual, **certificates, **settings})
-        with Gateway(chosen) as gateway:
+        gateway, chosen = opened({**usual, **certificates, **settings})
+        with gateway:
             yield Door(gateway, chosen, key)
 
     return run
+
+
+def opened(settings: dict[str, Any]) -> tuple[Gateway, Settings]:
+    """A gateway that runs. A port that we chose may be gone before nginx takes it; then others are tried."""
+
+    def attempt() -> tuple[Gateway, Settings]:
+        chosen = Settings(**{"listen": f"{LOOPBACK}:{free_ports().http}", **settings})
+        return Gateway(chosen), chosen
+
+    if "listen" not in settings:
+        for _ in range(ATTEMPTS - 1):
+            with contextlib.suppress(PortTaken):
+                return attempt()
+    return attempt()
 
 
 @pytest.fixture(scope="session")

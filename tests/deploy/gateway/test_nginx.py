@@ -20,7 +20,7 @@ import psutil
 import pytest
 
 from deploy.gateway import keys, settings
-from deploy.gateway.nginx import GatewayFailure
+from deploy.gateway.nginx import Gateway, GatewayFailure
 from deploy.gateway.settings import HERE, Settings, Upstream
 from scripts import programs
 from serve.server import LOOPBACK, PortTaken, free_ports
@@ -87,6 +87,28 @@ def test_a_port_that_is_taken_is_named(start: Start, nobody: Upstream) -> None:
         listen = f"{LOOPBACK}:{other.getsockname()[1]}"
         with (
             pytest.raises(PortTaken, match=f"cannot listen on {listen} \\(Address already in use"),
+            start(stable=nobody, listen=listen),
+        ):
+            pass
+
+
+def test_a_port_that_is_lost_while_it_starts_is_not_taken_for_its_own(
+    start: Start, nobody: Upstream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever has it answers there meanwhile, because nginx tries for seconds."""
+    looks: list[Gateway] = []
+    look = Gateway._raise_if_taken
+
+    def look_too_early(gateway: Gateway) -> None:
+        looks.append(gateway)
+        if len(looks) > 1:
+            look(gateway)
+
+    monkeypatch.setattr(Gateway, "_raise_if_taken", look_too_early)
+    with socket.create_server((LOOPBACK, 0)) as other:
+        listen = f"{LOOPBACK}:{other.getsockname()[1]}"
+        with (
+            pytest.raises(PortTaken, match=f"cannot listen on {listen}"),
             start(stable=nobody, listen=listen),
         ):
             pass

@@ -31,7 +31,8 @@ def test_nothing_is_left_to_fill_in() -> None:
 def test_the_page_for_operators_names_every_variable() -> None:
     """The nginx image fills in the same template from its environment."""
     page = (PROJECT_ROOT / "docs" / "gateway.md").read_text(encoding="utf-8")
-    documented = re.findall(r"(?m)^(GATEWAY_\w+)=", page)
+    table = "".join(re.findall(r"(?m)^\| `GATEWAY_.*\n", page))
+    documented = re.findall(r"`(GATEWAY_\w+)`", table)
     assert sorted(documented) == sorted(set(re.findall(r"\$\{(GATEWAY_\w+)\}", TEMPLATE.read_text())))
 
 

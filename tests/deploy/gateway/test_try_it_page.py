@@ -207,9 +207,14 @@ def test_pixels_of_another_release_are_said_to_be(
 
 
 @pytest.mark.parametrize("width", [320, 768, 1280])
-def test_nothing_is_wider_than_the_window(browser: Browser, door: Door, width: int) -> None:
+def test_nothing_is_wider_than_the_window_and_the_answer_is_in_it(
+    browser: Browser, door: Door, width: int
+) -> None:
     with visit(browser, door, width) as visited:
         visited.page.fill("#key", door.key)
         visited.show(PHOTO)
         visited.reaches("answered")
         assert visited.page.evaluate("document.documentElement.scrollWidth") <= width
+        # Nor is the answer below what is seen of it.
+        top = visited.page.evaluate("document.getElementById('label').getBoundingClientRect().top")
+        assert 0 <= top < 900
