@@ -181,6 +181,7 @@ def test_an_image_of_the_limit_arrives(protocol: str, server: Server) -> None:
 
 
 def test_more_images_than_the_model_takes_at_once_is_a_refused_request(protocol: str, server: Server) -> None:
+    """Case C01: one more than the largest batch."""
     with (
         CLIENTS[protocol](server.urls[protocol]) as client,
         pytest.raises(RefusedInput, match="batch-size must be <= 8") as refused,

@@ -79,6 +79,14 @@ def test_format_answers_as_the_model_does(
     assert capfd.readouterr().out == "", "stdout is for the path of the bundle"
 
 
+def test_torchscript_says_that_it_is_deprecated(
+    source: Source, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "train")
+    torchscript.write(source, tmp_path / "model.pt", "float32")
+    assert "TorchScript is deprecated by PyTorch" in caplog.text
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_compiled_package_answers_here_and_is_refused_elsewhere_before_it_is_loaded(source: Source) -> None:
