@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from slipway.artefact import Artefact, require_runs_here
 from slipway.errors import SlipwayError
-from train import runtime_worker
+from train import gpu, runtime_worker
 
 Answers = dict[str, npt.NDArray[np.float32]]
 
@@ -83,7 +83,7 @@ def running(directory: Path, artefact: Artefact, threads: int) -> Iterator[Runti
         ArtefactError: it was built for another machine; nothing is loaded.
         RuntimeFailure: the runtime refuses it, or dies of it.
     """
-    require_runs_here(artefact)
+    require_runs_here(artefact, gpu.found() if "gpu" in artefact.requires else None)
     with tempfile.TemporaryDirectory() as alone, (Path(alone) / "stderr").open("w+b") as said:
         for name in artefact.files:
             shutil.copyfile(directory / name, Path(alone) / name)

@@ -42,8 +42,8 @@ class Artefact:
     precision: of the arithmetic: float32, bfloat16 or int8. Outputs are float32 whatever it is.
     files: relative to the bundle; the first one is what the runtime is given.
     settings: options that the runtime must be given to compute in this precision.
-    requires: what this machine must have. `machine`: such as x86_64. `instructions`: of the CPU, all of these. Any
-        other key is a package with its exact version. Empty for formats that run anywhere.
+    requires: what this machine must have. `machine`: such as x86_64. `instructions`: of the CPU, all of these. `gpu`:
+        see `same_gpu`. Any other key is a package with its exact version. Empty for formats that run anywhere.
     """
 
     name: str
@@ -113,15 +113,20 @@ def _read(directory: Path) -> tuple[tuple[Artefact, ...], str]:
     return artefacts, default
 
 
-def require_runs_here(artefact: Artefact) -> None:
+def require_runs_here(artefact: Artefact, gpu: Mapping[str, str] | None = None) -> None:
     """Raises ArtefactError if this machine lacks what the artefact was built for. Nothing is loaded to find out.
 
     Loading it would not fail in words: code for another CPU dies of an illegal instruction.
+
+    gpu: the one that the artefact would run on, as `same_gpu` takes it; None where there is none.
     """
     for what, wanted in artefact.requires.items():
         if what == "instructions":
             missing = sorted(set(wanted) - set(instructions()))
             has, needs = f"has no {', '.join(missing)}", ", ".join(missing)
+        elif what == "gpu":
+            missing = [] if same_gpu(wanted, gpu) else [wanted]
+            has, needs = f"has {_described(gpu)}", _described(wanted)
         else:
             found = platform.machine() if what == "machine" else _installed(what)
             missing = [] if found == wanted else [wanted]
@@ -131,6 +136,21 @@ def require_runs_here(artefact: Artefact) -> None:
                 f"{artefact.name} ({artefact.file}): was built for {needs}, and this machine {has}; export it again "
                 "on a machine like the one it will run on"
             )
+
+
+def same_gpu(recorded: Mapping[str, str], found: Mapping[str, str] | None) -> bool:
+    """Whether what was compiled for one GPU may be loaded on another: `capability`, such as 9.0, and `cuda` agree.
+
+    Not even a newer capability will do (pytorch/pytorch issue 153697: compiled for 8.6, it fails on 9.0). Their `name`
+    is for people: GPUs of one capability run the same code.
+    """
+    return found is not None and all(recorded[key] == found[key] for key in ("capability", "cuda"))
+
+
+def _described(gpu: Mapping[str, str] | None) -> str:
+    if gpu is None:
+        return "no GPU that PyTorch can use"
+    return f"{gpu['name']} (compute capability {gpu['capability']}, CUDA {gpu['cuda']})"
 
 
 def instructions() -> list[str]:

@@ -13,6 +13,7 @@ from slipway.artefact import (
     read_artefacts,
     read_default,
     require_runs_here,
+    same_gpu,
     write_artefacts,
 )
 
@@ -102,3 +103,36 @@ def test_what_was_built_for_another_machine_is_refused(what: str, wanted: object
     artefact = Artefact(**{**vars(COMPILED), "requires": {what: wanted}})
     with pytest.raises(ArtefactError, match=rf"aoti \(model\.aoti\.pt2\): {complaint}"):
         require_runs_here(artefact)
+
+
+H200 = {"name": "NVIDIA H200", "capability": "9.0", "cuda": "13.0"}
+
+
+@pytest.mark.parametrize(
+    ("found", "runs"),
+    [
+        (H200, True),
+        ({**H200, "name": "NVIDIA H100 PCIe"}, True),
+        ({**H200, "capability": "8.6"}, False),
+        ({**H200, "capability": "10.0"}, False),
+        ({**H200, "cuda": "12.8"}, False),
+        (None, False),
+    ],
+)
+def test_compiled_for_a_gpu_runs_on_those_of_its_capability_and_cuda(
+    found: dict[str, str] | None, runs: bool
+) -> None:
+    """Case C10."""
+    assert same_gpu(H200, found) is runs
+
+
+def test_what_was_built_for_another_gpu_is_refused_with_both() -> None:
+    """Case C10."""
+    artefact = Artefact(**{**vars(COMPILED), "requires": {**COMPILED.requires, "gpu": H200}})
+    require_runs_here(artefact, H200)
+    built = r"was built for NVIDIA H200 \(compute capability 9\.0, CUDA 13\.0\), and this machine has"
+    with pytest.raises(ArtefactError, match=rf"{built} no GPU that PyTorch can use"):
+        require_runs_here(artefact)
+    a10 = {"name": "NVIDIA A10", "capability": "8.6", "cuda": "13.0"}
+    with pytest.raises(ArtefactError, match=rf"{built} NVIDIA A10 \(compute capability 8\.6, CUDA 13\.0\)"):
+        require_runs_here(artefact, a10)

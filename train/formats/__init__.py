@@ -14,7 +14,7 @@ from train.servable import Source
 class Format:
     """How one artefact is made.
 
-    module: has `write(source, path, precision)`, and may have `requires()`: what a machine needs to load it.
+    module: has `write(source, path, precision)`, and may have `requires(source)`: what a machine needs to load it.
     files: names in the bundle; `write` is given the path of the first and writes all.
     """
 
@@ -35,7 +35,7 @@ class Format:
             precision=self.precision,
             files=self.files,
             settings=self.settings,
-            requires=module.requires() if hasattr(module, "requires") else {},
+            requires=module.requires(source) if hasattr(module, "requires") else {},
         )
 
 

@@ -11,6 +11,7 @@ import torch
 from torch._inductor import aoti_compile_and_package
 
 from slipway.artefact import instructions
+from train import gpu
 from train.model import require_eval
 from train.servable import ExportError, Servable, Source, capture, first_line, lowered
 
@@ -39,7 +40,9 @@ def write(source: Source, path: Path, precision: str) -> None:
             ) from error
 
 
-def requires() -> dict[str, Any]:
-    """It is compiled for everything this CPU can do, against the interfaces of this PyTorch."""
+def requires(source: Source) -> dict[str, Any]:
+    """It is compiled for everything this CPU can do, and for the GPU that the model is on, if it is on one."""
     version: str = torch.__version__.partition("+")[0]
-    return {"machine": platform.machine(), "torch": version, "instructions": instructions()}
+    needed = {"machine": platform.machine(), "torch": version, "instructions": instructions()}
+    device = source.classifier.scale.device
+    return needed if device.type == "cpu" else {**needed, "gpu": gpu.described(device)}
