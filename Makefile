@@ -116,7 +116,7 @@ benchmark-training: python ## Our step and data path beside a bare loop, Lightni
 benchmark-export: train-environment ## Latency of every format against ONNX Runtime, and what each costs in accuracy
 	@$(TRAIN_PYTHON) -m benchmarks.export $(ARGS)
 
-benchmark-pretrained: python ## What bf16 and int8 cost a pretrained network on real photographs
+benchmark-pretrained: python ## What fp16, bf16 and int8 cost a pretrained network on real photographs
 	@$(ENVIRONMENT) train --benchmark
 	@$(TRAIN_PYTHON) -m benchmarks.pretrained $(ARGS)
 

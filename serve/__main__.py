@@ -92,7 +92,7 @@ def _publish_options(parser: argparse.ArgumentParser) -> None:
         choices=["embedded", "container", "container-gpu"],
         default="embedded",
         help="embedded (default): the Triton of `make setup`; container: NVIDIA's image; container-gpu: the same, "
-        "with the model on its GPUs",
+        "with the model on its GPUs, in float16 if the bundle has onnx-fp16",
     )
     parser.add_argument(
         "--public-key",

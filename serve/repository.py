@@ -117,7 +117,7 @@ def publish(
         signing.require_signed(bundle_directory, public_key)
         logger.info("signed by the owner of %s", public_key)
     opened = bundle.open_bundle(bundle_directory)
-    artefact = artefacts.read_default(opened.directory)
+    artefact = _served(opened, target)
     _check_runtime(opened, artefact, target, fused=fused)
     content = _Content(
         bundle=opened,
@@ -150,14 +150,28 @@ def publish(
     return release
 
 
+def _served(opened: Bundle, target: Target) -> Artefact:
+    """The bundle's default; on GPUs, the artefact that it has for them, if it has one."""
+    default = artefacts.read_default(opened.directory)
+    for_gpus = [each for each in artefacts.read_artefacts(opened.directory) if each.for_gpus]
+    if not for_gpus:
+        return default
+    if target == "container-gpu":
+        return for_gpus[0]
+    logger.info(
+        "%s is for GPUs (--target container-gpu); this release serves %s", for_gpus[0].name, default.name
+    )
+    return default
+
+
 def _check_runtime(opened: Bundle, artefact: Artefact, target: Target, *, fused: bool) -> None:
     """Refuse what the target cannot run, or would answer otherwise than was proven."""
     if fused and target != "embedded":
         raise PublishError(f"a release for the {target} cannot be fused: there, Triton itself runs the model")
-    if target == "container-gpu" and artefact.name != artefacts.DEFAULT:
+    if target == "container-gpu" and artefact.name != artefacts.DEFAULT and not artefact.for_gpus:
         raise PublishError(
             f"{opened.directory}: serves {artefact.name}, whose answers were proven on a CPU; publish it for the "
-            f"container, or export a bundle that serves {artefacts.DEFAULT}"
+            f"container, or export a bundle that has onnx-fp16, or serves {artefacts.DEFAULT}"
         )
     if artefact.runtime == "onnxruntime":
         _check_onnx(opened.directory / artefact.file, target)
@@ -183,12 +197,13 @@ def _golden_answers(opened: Bundle, artefact: Artefact) -> tuple[Golden, ...]:
     """What the served artefact answers to the golden inputs. Raises PublishError if the bundle does not say."""
     if artefact.name == artefacts.DEFAULT:
         return opened.golden
-    if not (opened.directory / bundle.SERVED_ANSWERS).is_file():
+    answers = bundle.SERVED_ON_GPUS_ANSWERS if artefact.for_gpus else bundle.SERVED_ANSWERS
+    if not (opened.directory / answers).is_file():
         raise PublishError(
-            f"{opened.directory}: does not say what {artefact.name} answers to its golden inputs (no "
-            f"{bundle.SERVED_ANSWERS}); export it again"
+            f"{opened.directory}: does not say what {artefact.name} answers to its golden inputs (no {answers}); "
+            "export it again"
         )
-    return bundle.read_golden(opened.directory, bundle.SERVED_ANSWERS)
+    return bundle.read_golden(opened.directory, answers)
 
 
 def _golden_pixels(opened: Bundle) -> npt.NDArray[np.uint8]:

@@ -12,6 +12,7 @@ from slipway.paths import PROJECT_ROOT
 
 FormatName = Literal[
     "onnx",
+    "onnx-fp16",
     "onnx-int8",
     "pt2",
     "torchscript",
@@ -255,7 +256,7 @@ class ExportConfig:
     )
     calibration_images: int = option(256, "training images that int8 is calibrated on", at_least=1)
     max_accuracy_drop: float = option(
-        0.5, "percentage points of validation accuracy that bf16 and int8 may cost", at_least=0
+        0.5, "percentage points of validation accuracy that fp16, bf16 and int8 may cost", at_least=0
     )
     recommend: bool = option(
         default=False, help="measure every format, and serve the fastest that servers can run"

@@ -32,7 +32,7 @@ from train.model import ImageClassifier
 from train.nasty import nasty
 from train.parity import Pixels, Rows
 from train.runs import Run
-from train.runtime import running
+from train.runtime import Runtime, running
 from train.servable import Source, exporting
 
 RANDOM_ROWS = 8
@@ -107,17 +107,12 @@ def _fill(
     shutil.copy(staging / bundle.PARITY, run.directory / bundle.PARITY)
     parity.require_passed(report)
     accuracy.require_good(report)
-    default = artefact.DEFAULT
-    if config.export.recommend:
-        measured = recommend.measure(
-            staging, artefacts, golden.pixels, max_batch=signature.max_batch, threads=job.threads
-        )
-        recommendation = recommend.recommend(measured, judged, job.threads)
-        sealed.write_json(staging / recommend.RECOMMENDATION, recommendation)
-        default = recommendation["served"]
+    measured = _recommend(job, artefacts, judged, golden.pixels) if config.export.recommend else None
+    default = artefact.DEFAULT if measured is None else measured["served"]
     artefact.write_artefacts(staging, artefacts, default)
-    if default != artefact.DEFAULT:
-        _write_served(job, next(each for each in artefacts if each.name == default), golden.pixels)
+    for each in artefacts:
+        if each.name == default != artefact.DEFAULT or each.for_gpus:
+            _write_served(job, each, golden.pixels)
     expectation(dataset, signature, evaluation).save(staging)
     sealed.write_json(staging / bundle.PROVENANCE, _provenance(run, dataset, choice, evaluation))
     if config.export.sign_key is not None:
@@ -204,6 +199,21 @@ def _judge(job: Job, artefacts: list[Artefact]) -> list[accuracy.Judgement]:
         return accuracy.judge(runtimes, job.classifier, batches, job.signature.classes, limit)
 
 
+def _recommend(
+    job: Job, artefacts: list[Artefact], judged: list[accuracy.Judgement], golden: Pixels
+) -> dict[str, Any]:
+    """What was measured, and is to be served; it goes into the bundle. judged: of all artefacts, in their order."""
+    here = [each for each in artefacts if not each.for_gpus]
+    measured = recommend.measure(
+        job.staging, here, golden, max_batch=job.signature.max_batch, threads=job.threads
+    )
+    by_name = {each.name: judgement for each, judgement in zip(artefacts, judged, strict=True)}
+    for_gpus = [each.name for each in artefacts if each.for_gpus]
+    recommendation = recommend.recommend(measured, by_name, for_gpus, job.threads)
+    sealed.write_json(job.staging / recommend.RECOMMENDATION, recommendation)
+    return recommendation
+
+
 def _golden_samples(job: Job) -> list[Sample]:
     """A few validation images of each class, chosen by content hash: another file added moves few of them."""
     chosen = []
@@ -238,24 +248,34 @@ def _write_golden(job: Job) -> Rows:
 
 
 def _write_served(job: Job, served: Artefact, golden: Pixels) -> None:
-    """What the artefact to be served answers, where it is not model.onnx: serving is held to that.
+    """What an artefact that is served, and is not model.onnx, answers: serving is held to that.
 
-    To the golden inputs `golden`, uint8 [n, 3, size, size], and to the test split, like an evaluation's predictions.
+    To the golden inputs `golden`, uint8 [n, 3, size, size]; and, where servers can be tried, to the test split.
     """
-    (job.staging / bundle.SERVED).mkdir()
-    samples = PlainSamples(job.dataset, "test", job.signature.preprocessing)
-    batches = plain_batches(samples, 1, rank=0, world_size=1, workers=job.config.data.workers)
+    (job.staging / bundle.SERVED).mkdir(exist_ok=True)
     with running(job.staging, served, job.threads) as runtime:
-        logits = np.concatenate([parity.logits_of(runtime.answer(pixels[None])) for pixels in golden])
-        predicted = np.concatenate(
-            [parity.logits_of(runtime.answer(each.images.numpy())) for each in batches]
-        )
+        if served.for_gpus:
+            _write_own_answers(job, runtime, golden, bundle.SERVED_ON_GPUS_ANSWERS)
+        else:
+            _write_own_answers(job, runtime, golden, bundle.SERVED_ANSWERS)
+            _write_own_predictions(job, runtime)
+
+
+def _write_own_answers(job: Job, runtime: Runtime, golden: Pixels, file: str) -> None:
+    logits = np.concatenate([parity.logits_of(runtime.answer(pixels[None])) for pixels in golden])
     answers = [
         replace(known, logits=row, label=job.signature.classes[int(row.argmax())])
         for known, row in zip(bundle.read_golden(job.staging), logits, strict=True)
     ]
-    bundle.write_golden_answers(job.staging, answers, bundle.SERVED_ANSWERS)
-    lines = evaluate.predictions(samples, predicted, job.signature.classes)
+    bundle.write_golden_answers(job.staging, answers, file)
+
+
+def _write_own_predictions(job: Job, runtime: Runtime) -> None:
+    """To the test split, like an evaluation's predictions."""
+    samples = PlainSamples(job.dataset, "test", job.signature.preprocessing)
+    batches = plain_batches(samples, 1, rank=0, world_size=1, workers=job.config.data.workers)
+    logits = np.concatenate([parity.logits_of(runtime.answer(each.images.numpy())) for each in batches])
+    lines = evaluate.predictions(samples, logits, job.signature.classes)
     (job.staging / bundle.SERVED_PREDICTIONS).write_text(lines, encoding="utf-8")
 
 

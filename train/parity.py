@@ -51,6 +51,7 @@ class Tolerance:
 # judging reduced precision by the tolerance of another.
 TOLERANCES = {
     "float32": Tolerance(absolute=1e-5, relative=5e-5, every_input=True),
+    "float16": Tolerance(absolute=1e-2, relative=0.02, every_input=False),
     "bfloat16": Tolerance(absolute=1e-2, relative=0.05, every_input=False),
     "int8": Tolerance(absolute=1e-2, relative=0.25, every_input=False),
 }

@@ -20,6 +20,7 @@ RECOMMENDATION = "recommendation.json"
 LARGE_BATCH = 8
 ROUNDS = 15
 REPEAT = 3
+FOR_GPUS = "on a CPU, ONNX Runtime computes float16 in float32, between casts"
 
 logger = logging.getLogger(__name__)
 
@@ -58,18 +59,24 @@ def measure(
         ]
 
 
-def recommend(measured: Sequence[Measured], judged: Sequence[Judgement], threads: int) -> dict[str, Any]:
+def recommend(
+    measured: Sequence[Measured],
+    judged: Mapping[str, Judgement],
+    for_gpus: Sequence[str],
+    threads: int,
+) -> dict[str, Any]:
     """The fastest at batch 1 of those within the accuracy limit, and everything that says so, for the bundle.
 
-    judged: of every artefact measured, in the same order; all of them passed.
+    judged: of every artefact measured, by name; all of them passed. for_gpus: names of those that were not measured,
+    and are neither recommended nor served here.
     """
     table = [
         {
             **asdict(each),
             "ms": {str(batch): ms for batch, ms in each.ms.items()},
-            "accuracy": verdict.accuracy,
+            "accuracy": judged[each.artefact].accuracy,
         }
-        for each, verdict in zip(measured, judged, strict=True)
+        for each in measured
     ]
     fastest = min(measured, key=lambda each: each.ms[1])
     servable = min((each for each in measured if each.runtime in SERVABLE), key=lambda each: each.ms[1])
@@ -77,6 +84,8 @@ def recommend(measured: Sequence[Measured], judged: Sequence[Judgement], threads
         logger.info("%s", line)
     logger.info("recommended on this machine: %s, the fastest at batch 1", fastest.artefact)
     logger.info("served will be %s, the fastest that servers can run", servable.artefact)
+    for name in for_gpus:
+        logger.info("not measured, for GPUs only: %s: %s", name, FOR_GPUS)
     return {
         "recommended": fastest.artefact,
         "served": servable.artefact,
@@ -88,6 +97,7 @@ def recommend(measured: Sequence[Measured], judged: Sequence[Judgement], threads
             "threads": threads,
         },
         "measured": table,
+        "not_measured": dict.fromkeys(for_gpus, FOR_GPUS),
     }
 
 

@@ -12,10 +12,12 @@ from typing import IO, Any
 
 import numpy as np
 import numpy.typing as npt
+from google.protobuf.message import DecodeError
+from onnx.shape_inference import InferenceError
 
 from slipway.artefact import Artefact, require_runs_here
 from slipway.errors import SlipwayError
-from train import gpu, runtime_worker
+from train import float16, gpu, runtime_worker
 
 Answers = dict[str, npt.NDArray[np.float32]]
 
@@ -78,6 +80,7 @@ def running(directory: Path, artefact: Artefact, threads: int) -> Iterator[Runti
     """Load a copy of an artefact's files in a new process, which ends with the block.
 
     directory: what the artefact's files are relative to. threads: how many the runtime computes with.
+    What is for GPUs is computed here as one of them would, on the CPU: see float16.py.
 
     Raises:
         ArtefactError: it was built for another machine; nothing is loaded.
@@ -87,6 +90,8 @@ def running(directory: Path, artefact: Artefact, threads: int) -> Iterator[Runti
     with tempfile.TemporaryDirectory() as alone, (Path(alone) / "stderr").open("w+b") as said:
         for name in artefact.files:
             shutil.copyfile(directory / name, Path(alone) / name)
+        if artefact.for_gpus:
+            _round_as_gpus_do(Path(alone) / artefact.file)
         task = {
             "runtime": artefact.runtime,
             "file": artefact.file,
@@ -105,3 +110,10 @@ def running(directory: Path, artefact: Artefact, threads: int) -> Iterator[Runti
         finally:
             process.kill()
             process.communicate()
+
+
+def _round_as_gpus_do(file: Path) -> None:
+    try:
+        float16.write_roundings_out(file)
+    except (DecodeError, InferenceError) as error:
+        raise RuntimeFailure(f"{file.name}: is no sound ONNX file: {error}") from error

@@ -56,7 +56,16 @@ class Servable(nn.Module):
 
 
 def lowered(classifier: ImageClassifier, dtype: torch.dtype) -> ImageClassifier:
-    """A copy whose network computes in `dtype`; normalisation before it, and logits behind it, stay in float32."""
+    """A copy whose network computes in `dtype`; normalisation before it, and logits behind it, stay in float32.
+
+    Raises ExportError for a weight that is beyond the range of `dtype`: it would become an infinity.
+    """
+    for name, value in classifier.backbone.state_dict().items():
+        if value.is_floating_point() and (largest := value.abs().amax()) > torch.finfo(dtype).max:
+            raise ExportError(
+                f"backbone.{name} holds {largest:g}, and {str(dtype).removeprefix('torch.')} ends at "
+                f"{torch.finfo(dtype).max:g}: leave formats of this precision out of export.formats"
+            )
     copied = copy.deepcopy(classifier)
     copied.backbone = _Lowered(copied.backbone, dtype)
     return copied

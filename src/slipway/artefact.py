@@ -23,7 +23,7 @@ SERVABLE = ("onnxruntime", "openvino")
 # How far an artefact may be, where it is served, from what it answered where it was proven: of a probability; of
 # logits, relative to the largest. On one machine there is no difference at all, whatever the batch and the threads;
 # a CPU with other instructions rounds at other places.
-TOLERANCES = {"float32": 1e-4, "bfloat16": 1e-2, "int8": 1e-2}
+TOLERANCES = {"float32": 1e-4, "float16": 1e-2, "bfloat16": 1e-2, "int8": 1e-2}
 
 # Instruction sets that a compiler may use where it finds them; the rest of /proc/cpuinfo is of no concern to it.
 _INSTRUCTION_SETS = ("amx", "avx", "bmi", "f16c", "fma", "gfni", "sse4", "vaes", "vpclmul")
@@ -39,7 +39,7 @@ class Artefact:
 
     name: as in `export.formats`, such as `openvino-int8`.
     runtime: what loads it: onnxruntime, openvino, torch.export, torchscript or aoti.
-    precision: of the arithmetic: float32, bfloat16 or int8. Outputs are float32 whatever it is.
+    precision: of the arithmetic: float32, float16, bfloat16 or int8. Outputs are float32 whatever it is.
     files: relative to the bundle; the first one is what the runtime is given.
     settings: options that the runtime must be given to compute in this precision.
     requires: what this machine must have. `machine`: such as x86_64. `instructions`: of the CPU, all of these. `gpu`:
@@ -61,6 +61,11 @@ class Artefact:
     def tolerance(self) -> float:
         """See TOLERANCES."""
         return TOLERANCES[self.precision]
+
+    @property
+    def for_gpus(self) -> bool:
+        """Whether only GPUs gain from it: on CPUs, ONNX Runtime computes float16 in float32, between casts."""
+        return self.precision == "float16"
 
 
 def write_artefacts(directory: Path, artefacts: list[Artefact], default: str = DEFAULT) -> None:
@@ -103,14 +108,22 @@ def _read(directory: Path) -> tuple[tuple[Artefact, ...], str]:
     for name in (name for each in artefacts for name in each.files):
         if Path(name).name != name or not (directory / name).is_file():
             raise ArtefactError(f"{path}: lists {name!r}, which is no file of this bundle")
-    runtimes = {artefact.name: artefact.runtime for artefact in artefacts}
-    if DEFAULT not in runtimes:
+    _check_default(path, {artefact.name: artefact for artefact in artefacts}, default)
+    return artefacts, default
+
+
+def _check_default(path: Path, artefacts: Mapping[str, Artefact], default: str) -> None:
+    if DEFAULT not in artefacts:
         raise ArtefactError(f"{path}: lists no artefact {DEFAULT!r}, which every bundle has")
-    if runtimes.get(default) not in SERVABLE:
+    if default not in artefacts or artefacts[default].runtime not in SERVABLE:
         raise ArtefactError(
             f"{path}: says that {default!r} is to be served, which is no artefact of {' or '.join(SERVABLE)} in it"
         )
-    return artefacts, default
+    if artefacts[default].for_gpus:
+        raise ArtefactError(
+            f"{path}: says that {default!r} is to be served everywhere, but it is for GPUs only; they get it without "
+            "that, by `serve publish --target container-gpu`"
+        )
 
 
 def require_runs_here(artefact: Artefact, gpu: Mapping[str, str] | None = None) -> None:

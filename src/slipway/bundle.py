@@ -27,6 +27,8 @@ GOLDEN_ANSWERS = "golden/answers.json"
 SERVED = "served"
 SERVED_ANSWERS = "served/answers.json"
 SERVED_PREDICTIONS = "served/predictions.jsonl"
+# What the artefact for GPUs, where there is one, answers to the golden inputs.
+SERVED_ON_GPUS_ANSWERS = "served/answers_on_gpus.json"
 
 
 class BundleError(SlipwayError):

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ from serve.repository import PublishError
 from serve.server import serving
 from slipway import bundle as bundles
 from slipway import compatibility, sealed
+from slipway.artefact import Artefact, read_artefacts, write_artefacts
 from slipway.bundle import Bundle, open_bundle
 from tests.serve.tools import CPUS, make_bundle
 
@@ -60,9 +62,46 @@ def test_server_answers_with_the_served_artefact_over_both_protocols(quick_relea
                 assert np.abs(answer.probabilities - golden.probabilities).max() <= 1e-5
 
 
-def test_gpus_run_the_plain_model_only(quick: Bundle, tmp_path: Path) -> None:
-    with pytest.raises(PublishError, match="serves openvino-int8, whose answers were proven on a CPU"):
+def test_gpus_do_not_run_what_was_proven_on_a_cpu(quick: Bundle, tmp_path: Path) -> None:
+    with pytest.raises(
+        PublishError, match=r"serves openvino-int8, whose answers were proven on a CPU.* onnx-fp16"
+    ):
         repository.publish(quick.directory, tmp_path, "container-gpu", CPUS)
+
+
+FLOAT16 = Artefact(name="onnx-fp16", runtime="onnxruntime", precision="float16", files=("model.fp16.onnx",))
+
+
+def with_float16(bundle: Bundle, directory: Path) -> Path:
+    """The same with a second ONNX file, said to be float16, and answers of its own."""
+    with sealed.stage(directory, kind=bundles.KIND) as staging:
+        shutil.copytree(bundle.directory, staging, dirs_exist_ok=True, ignore=lambda *_: [sealed.MANIFEST])
+        for path in [staging, *staging.rglob("*")]:
+            path.chmod(0o755 if path.is_dir() else 0o644)
+        (staging / FLOAT16.file).write_bytes((staging / bundles.MODEL).read_bytes())
+        write_artefacts(staging, [*read_artefacts(staging), FLOAT16])
+        own = [replace(golden, logits=golden.logits * np.float32(1.01)) for golden in bundle.golden]
+        (staging / bundles.SERVED).mkdir()
+        bundles.write_golden_answers(staging, own, bundles.SERVED_ON_GPUS_ANSWERS)
+    return directory
+
+
+def test_gpus_run_what_is_for_them_and_nothing_else_does(
+    bundle: Bundle, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "serve")
+    directory = with_float16(bundle, tmp_path / "bundles" / "tiny" / "1")
+    on_gpus = open_release(repository.publish(directory, tmp_path, "container-gpu", CPUS))
+    assert (on_gpus.artefact, on_gpus.tolerance) == ("onnx-fp16", 1e-2)
+    assert 'backend: "onnxruntime"' in (on_gpus.models / "classifier" / "config.pbtxt").read_text()
+    assert {path.name for path in (on_gpus.models / "classifier" / "1").iterdir()} == {"model.onnx"}
+    for golden, plain in zip(on_gpus.golden, bundle.golden, strict=True):
+        spread = 1.01 * np.ptp(plain.logits.astype(float))
+        assert np.ptp(np.log(golden.probabilities)) == pytest.approx(spread, rel=1e-6)
+    assert not any("is for GPUs" in message for message in caplog.messages)
+    on_cpus = open_release(repository.publish(directory, tmp_path, "container", CPUS))
+    assert on_cpus.artefact == "onnx"
+    assert "onnx-fp16 is for GPUs (--target container-gpu); this release serves onnx" in caplog.messages
 
 
 def test_container_runs_openvino_in_python_too(quick: Bundle, tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from slipway.artefact import (
 
 ONNX = Artefact(name="onnx", runtime="onnxruntime", precision="float32", files=("model.onnx",))
 OPENVINO = Artefact(name="openvino-int8", runtime="openvino", precision="int8", files=("model.int8.xml",))
+FOR_GPUS = Artefact(name="onnx-fp16", runtime="onnxruntime", precision="float16", files=("model.fp16.onnx",))
 COMPILED = Artefact(
     name="aoti",
     runtime="aoti",
@@ -54,6 +55,17 @@ def test_what_no_server_can_run_is_not_to_be_served(tmp_path: Path, default: str
         ArtefactError, match=f"says that '{default}' is to be served, which is no artefact of onn"
     ):
         read_artefacts(tmp_path)
+
+
+def test_what_is_for_gpus_is_not_to_be_served_everywhere(tmp_path: Path) -> None:
+    write_artefacts(tmp_path, [ONNX, FOR_GPUS], "onnx-fp16")
+    for artefact in (ONNX, FOR_GPUS):
+        (tmp_path / artefact.file).touch()
+    with pytest.raises(
+        ArtefactError, match="'onnx-fp16' is to be served everywhere, but it is for GPUs only"
+    ):
+        read_default(tmp_path)
+    assert [each.for_gpus for each in (ONNX, OPENVINO, COMPILED, FOR_GPUS)] == [False, False, False, True]
 
 
 def test_missing_list_is_told(tmp_path: Path) -> None:

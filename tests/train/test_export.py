@@ -3,13 +3,21 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
 
 from slipway import input_statistics
 from slipway.artefact import read_artefacts, read_default
-from slipway.bundle import SERVED_ANSWERS, SERVED_PREDICTIONS, Bundle, open_bundle, read_golden
+from slipway.bundle import (
+    SERVED_ANSWERS,
+    SERVED_ON_GPUS_ANSWERS,
+    SERVED_PREDICTIONS,
+    Bundle,
+    open_bundle,
+    read_golden,
+)
 from slipway.sealed import SealError
 from tests.train.conftest import MakeConfig, MakeFolder
 from train import checkpoint, parity, recommend
@@ -58,7 +66,9 @@ def int8_is_fastest(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_bundle_carries_its_proof(trained: tuple[Config, Dataset]) -> None:
     config, folder = trained
     # One epoch leaves a model that any rounding may upset: what is tested is that it is judged.
-    settings = replace(config.export, formats=("onnx-int8", "onnx"), max_accuracy_drop=100.0, recommend=True)
+    settings = replace(
+        config.export, formats=("onnx-int8", "onnx", "onnx-fp16"), max_accuracy_drop=100.0, recommend=True
+    )
     trained = replace(config, export=settings), folder
     directory = exported(trained)
     bundle = open_bundle(directory)
@@ -66,14 +76,17 @@ def test_bundle_carries_its_proof(trained: tuple[Config, Dataset]) -> None:
     assert [artefact.files for artefact in read_artefacts(directory)] == [
         ("model.onnx",),
         ("model.int8.onnx",),
+        ("model.fp16.onnx",),
     ]
     parity_report = json.loads((directory / "parity.json").read_text())
     assert parity_report["verdict"] == "passed"
     assert {check["inputs"] for check in parity_report["checks"]} == {"golden", "nasty", "random"}
     judged = [(each["artefact"], each["samples"]) for each in parity_report["accuracy"]]
-    assert judged == [("model.onnx", 24), ("model.int8.onnx", 24)]
+    assert judged == [("model.onnx", 24), ("model.int8.onnx", 24), ("model.fp16.onnx", 24)]
     recommendation = json.loads((directory / "recommendation.json").read_text())
     assert recommendation["recommended"] == recommendation["served"] == "onnx-int8"
+    assert [each["artefact"] for each in recommendation["measured"]] == ["onnx", "onnx-int8"]
+    assert recommendation["not_measured"].keys() == {"onnx-fp16"}
     check_what_is_served(bundle, trained[1])
     provenance = json.loads((directory / "provenance.json").read_text())
     assert provenance["dataset_fingerprint"] == trained[1].fingerprint
@@ -106,6 +119,10 @@ def check_what_is_served(bundle: Bundle, folder: Dataset) -> None:
         (each.path, each.pixels_sha256) for each in bundle.golden
     ]
     assert any((mine.logits != plain.logits).any() for mine, plain in zip(own, bundle.golden, strict=True))
+    on_gpus = read_golden(bundle.directory, SERVED_ON_GPUS_ANSWERS)
+    for lower, plain in zip(on_gpus, bundle.golden, strict=True):
+        assert (lower.logits != plain.logits).any()
+        assert np.allclose(lower.logits, plain.logits, atol=0.05)
     lines = (bundle.directory / SERVED_PREDICTIONS).read_text().splitlines()
     assert [json.loads(line)["file"] for line in lines] == [each.file for each in folder.splits["test"]]
 

@@ -16,6 +16,7 @@ from train.config import ModelConfig
 from train.formats import onnx as onnx_format
 from train.model import ImageClassifier, build_model
 from train.parity import (
+    TOLERANCES,
     ParityError,
     Rows,
     Subject,
@@ -237,7 +238,7 @@ def test_nan_fails_by_name() -> None:
     good = np.zeros((3, 4), dtype=np.float32)
     bad = good.copy()
     bad[1, 2] = np.nan
-    for precision in ("float32", "bfloat16", "int8"):
+    for precision in TOLERANCES:
         check = compare(rows(good, "random"), bad, Subject("a", precision, "random", 1))
         assert not check.passed
         assert check.problem == "a is not finite (NaN or infinity) for row 1"
@@ -248,6 +249,8 @@ def test_nan_fails_by_name() -> None:
     [
         ("float32", 5e-6, True),
         ("float32", 5e-3, False),
+        ("float16", 5e-3, True),
+        ("float16", 0.05, False),
         ("bfloat16", 0.05, True),
         ("bfloat16", 0.1, False),
     ],

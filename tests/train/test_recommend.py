@@ -11,7 +11,7 @@ from torch import nn
 from train.accuracy import Judgement
 from train.formats import FORMATS
 from train.model import ImageClassifier
-from train.recommend import Measured, lines, measure, recommend
+from train.recommend import FOR_GPUS, Measured, lines, measure, recommend
 from train.servable import Source
 
 
@@ -49,17 +49,20 @@ def test_fastest_is_recommended_and_says_for_which_machine(caplog: pytest.LogCap
             artefact="aoti-bf16", runtime="aoti", ms={1: 2.0, 8: 30.0}, start_ms=300.0, bytes=24_000_000
         ),
     ]
-    judged = [judgement("onnx", 0.99), judgement("int8", 0.988), judgement("bf16", 0.99)]
-    content: dict[str, Any] = recommend(measured, judged, threads=2)
+    accuracies = {"onnx": 0.99, "openvino-int8": 0.988, "aoti-bf16": 0.99, "onnx-fp16": 0.99}
+    judged = {name: judgement(name, accuracy) for name, accuracy in accuracies.items()}
+    content: dict[str, Any] = recommend(measured, judged, ["onnx-fp16"], threads=2)
     assert content["recommended"] == "aoti-bf16"
     assert content["served"] == "openvino-int8"
     assert content["hardware"]["threads"] == 2
     assert content["hardware"].keys() == {"machine", "cpu", "instructions", "threads"}
     assert content["measured"][1]["accuracy"] == 0.988
+    assert content["not_measured"].keys() == {"onnx-fp16"}
     assert caplog.messages == [
         *lines(content["measured"]),
         "recommended on this machine: aoti-bf16, the fastest at batch 1",
         "served will be openvino-int8, the fastest that servers can run",
+        f"not measured, for GPUs only: onnx-fp16: {FOR_GPUS}",
     ]
     assert caplog.messages[0].split() == (
         ["artefact", "accuracy", "batch", "1,", "ms", "batch", "8,", "ms", "MB", "start,", "s"]

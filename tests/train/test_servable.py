@@ -84,6 +84,18 @@ def test_lowered_copy_computes_in_its_precision_and_answers_in_float32() -> None
     assert not torch.equal(low(image), model(image))
 
 
+def test_weight_beyond_the_range_of_a_precision_is_named() -> None:
+    """Case C06."""
+    model = classifier(nn.Sequential(nn.Conv2d(3, 4, 1), nn.Flatten())).eval()
+    with torch.no_grad():
+        model.backbone.get_parameter("0.weight")[0, 0] = -70000
+    with pytest.raises(
+        ExportError, match=r"backbone\.0\.weight holds 70000, and float16 ends at 65504: leave"
+    ):
+        lowered(model, torch.float16)
+    lowered(model, torch.bfloat16)
+
+
 def test_exporting_forces_inference_and_restores_every_modules_mode() -> None:
     model = classifier(nn.Sequential(nn.BatchNorm2d(3), nn.Dropout(), Network())).train()
     model.backbone.get_submodule("0").eval()

@@ -52,6 +52,12 @@ def _openvino(precision: str, hint: str, stem: str) -> Format:
 
 FORMATS = {
     "onnx": Format(module="train.formats.onnx", runtime="onnxruntime", files=("model.onnx",)),
+    "onnx-fp16": Format(
+        module="train.formats.onnx",
+        runtime="onnxruntime",
+        files=("model.fp16.onnx",),
+        precision="float16",
+    ),
     "onnx-int8": Format(
         module="train.formats.onnx_int8",
         runtime="onnxruntime",

@@ -9,23 +9,27 @@ from slipway import compatibility
 from slipway.compatibility import Compatibility
 from slipway.contract import INPUT, LOGITS, PROBABILITIES
 from train.model import require_eval
-from train.servable import ExportError, Servable, Source, capture_error
+from train.servable import ExportError, Servable, Source, capture_error, lowered
 
 
-def write(source: Source, path: Path, _precision: str) -> None:
+def write(source: Source, path: Path, precision: str) -> None:
     """Export a classifier that is in eval mode to `path`, a single file.
 
     Raises:
         TrainingModeError: the model, or a part of it, is in training mode.
-        ExportError: the file has another opset, IR version, or input shape than declared.
+        ExportError: the file has another opset, IR version, or input shape than declared, or a weight does not fit
+            into the precision.
     """
     require_eval(source.classifier)
+    classifier = source.classifier
+    if precision == "float16":
+        classifier = lowered(classifier, torch.float16)
     # A batch of 1 would be taken for a constant.
     example = torch.zeros(2, 3, source.image_size, source.image_size, dtype=torch.uint8)
     try:
         with torch.no_grad():
             program = torch.onnx.export(
-                Servable(source.classifier).eval(),
+                Servable(classifier).eval(),
                 (example,),
                 input_names=[INPUT],
                 output_names=[LOGITS, PROBABILITIES],

@@ -66,7 +66,7 @@ def check_at_the_gate(source: Source, name: str) -> Artefact:
 
 
 @pytest.mark.parametrize(
-    "name", ["onnx-int8", "pt2", "torchscript", "openvino", "openvino-bf16", "openvino-int8"]
+    "name", ["onnx-fp16", "onnx-int8", "pt2", "torchscript", "openvino", "openvino-bf16", "openvino-int8"]
 )
 def test_format_answers_as_the_model_does(
     source: Source, name: str, capfd: pytest.CaptureFixture[str]
