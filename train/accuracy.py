@@ -1,7 +1,7 @@
 """Is an artefact of reduced precision as good as its checkpoint? Judged on the whole validation split."""
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -74,16 +74,21 @@ def require_good(report: dict[str, Any]) -> None:
     """Raises ParityError naming the first artefact that lost too much."""
     for judged in report["accuracy"]:
         if not judged["passed"]:
-            most = "".join(
-                f"; most often {change['from']} became {change['to']} ({change['images']} images)"
-                for change in judged["changed"][:1]
-            )
-            why = judged["problem"] or (
-                f"accuracy {judged['accuracy']:.4f} on {judged['samples']} validation images is {judged['drop']:.2f} "
-                f"percentage points below the checkpoint's {judged['checkpoint_accuracy']:.4f}; "
-                f"export.max_accuracy_drop allows {judged['limit']:g}{most}"
-            )
-            raise ParityError(f"{judged['artefact']}: {why}. Nothing was published")
+            raise ParityError(f"{describe(judged)}. Nothing was published")
+
+
+def describe(judged: Mapping[str, Any]) -> str:
+    """A failed judgement in words: which artefact, how much it lost, and what it confuses."""
+    most = "".join(
+        f"; most often {change['from']} became {change['to']} ({change['images']} images)"
+        for change in judged["changed"][:1]
+    )
+    why = judged["problem"] or (
+        f"accuracy {judged['accuracy']:.4f} on {judged['samples']} validation images is {judged['drop']:.2f} "
+        f"percentage points below the checkpoint's {judged['checkpoint_accuracy']:.4f}; "
+        f"export.max_accuracy_drop allows {judged['limit']:g}{most}"
+    )
+    return f"{judged['artefact']}: {why}"
 
 
 def _judgement(

@@ -31,6 +31,7 @@ from train.loader import PlainSamples, plain_batches
 from train.model import ImageClassifier
 from train.nasty import nasty
 from train.parity import Pixels, Rows
+from train.parity_page import PAGE, write_parity_page
 from train.runs import Run
 from train.runtime import Runtime, running
 from train.servable import Source, exporting
@@ -103,11 +104,11 @@ def _fill(
         artefacts = _write_artefacts(job)
         golden = _write_golden(job)
         report, judged = _prove(job, artefacts, golden)
-    sealed.write_json(staging / bundle.PARITY, report)
-    shutil.copy(staging / bundle.PARITY, run.directory / bundle.PARITY)
+    _keep_report(job, run, report)
     parity.require_passed(report)
     accuracy.require_good(report)
     measured = _recommend(job, artefacts, judged, golden.pixels) if config.export.recommend else None
+    write_parity_page(staging / PAGE, signature.name, report, measured)
     default = artefact.DEFAULT if measured is None else measured["served"]
     artefact.write_artefacts(staging, artefacts, default)
     for each in artefacts:
@@ -117,6 +118,14 @@ def _fill(
     sealed.write_json(staging / bundle.PROVENANCE, _provenance(run, dataset, choice, evaluation))
     if config.export.sign_key is not None:
         sign(staging, config.export.sign_key)
+
+
+def _keep_report(job: Job, run: Run, report: dict[str, Any]) -> None:
+    """In the bundle, and in the run, where it stays if there is to be no bundle."""
+    sealed.write_json(job.staging / bundle.PARITY, report)
+    shutil.copy(job.staging / bundle.PARITY, run.directory / bundle.PARITY)
+    page = write_parity_page(run.directory / PAGE, job.signature.name, report)
+    logger.info("the parity gate %s: %s", report["verdict"], page)
 
 
 def _write_artefacts(job: Job) -> list[Artefact]:

@@ -23,6 +23,7 @@ from train.runtime import Answers, Runtime, RuntimeFailure, running
 
 GOLDEN = "golden"
 REFERENCE = "float64"
+EAGER = "eager"
 
 Pixels = npt.NDArray[np.uint8]
 Logits = npt.NDArray[np.float32]
@@ -110,7 +111,7 @@ def run_gate(
         compare(
             rows,
             eager_logits(classifier, rows.pixels),
-            Subject("eager", "float32", rows.kind, len(rows.names)),
+            Subject(EAGER, "float32", rows.kind, len(rows.names)),
         )
         for rows in inputs
     ]
@@ -118,6 +119,7 @@ def run_gate(
         checks += check_artefact(directory, artefact, inputs, max_batch, threads)
     return {
         "verdict": "passed" if all(check.passed for check in checks) else "failed",
+        "inputs": {rows.kind: list(rows.names) for rows in inputs},
         "tolerances": {name: asdict(tolerance) for name, tolerance in TOLERANCES.items()},
         "checks": [asdict(check) for check in checks],
     }

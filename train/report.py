@@ -5,7 +5,7 @@ This file reads and checks; `charts.py` draws, `report.html.j2` words and lays o
 
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,17 +19,17 @@ from slipway import config as configuration
 from slipway import hashing, preprocessing, sealed
 from slipway.contract import Preprocessing
 from slipway.errors import SlipwayError
-from train import charts
+from train import charts, parity_page
 from train.charts import number
 from train.config import Config
 from train.page import Table, fixed, percent, write_page
 from train.recommend import RECOMMENDATION
+from train.tables import Column, groups, or_else, table, text, verdict
 
 MOST_CLASSES = 40
 """Above this many classes, the most confused pairs stand for the matrix, and the worst classes for all."""
 MOST_MISTAKES = 60
 MOST_UNCERTAIN = 24
-MOST_ITEMS = 12
 CURVES: dict[str, tuple[str, charts.Emphasis]] = {
     "train": ("train", "quiet"),
     "raw": ("validation", "strong"),
@@ -63,13 +63,6 @@ class Evaluation:
         wrong = [(t, p) for t, p in np.argwhere(counts).tolist() if t != p]
         wrong.sort(key=lambda pair: -counts[pair])
         return [(names[t], names[p], int(counts[t, p]), counts[t, p] / counts[t].sum()) for t, p in wrong]
-
-
-Column = tuple[str, str, Callable[[Any], str]]
-"""(heading, key in the record, how its value is written)"""
-
-Groups = list[tuple[str, list[tuple[str, str]]]]
-"""Settings in titled blocks: [(title, [(dotted name, value)])]."""
 
 
 def write_report(
@@ -158,78 +151,20 @@ def read_bundle(directory: Path, checkpoint: str) -> dict[str, Any]:
     path = directory / bundles.PARITY
     parity = _read_json(path)
     with _blaming(path):
-        columns: list[Column] = [
-            ("Artefact", "artefact", text),
-            ("Reference", "reference", text),
-            ("Inputs", "inputs", text),
-            ("Batch", "batch", number),
-            ("Type", "dtype", text),
-            ("Largest difference", "max_abs", number),
-            ("Tolerance", "tolerance", number),
-            ("Relative", "max_relative", number),
-            ("Same top-1", "top1_agreement", percent),
-            ("Verdict", "passed", verdict),
-        ]
         checks = parity["checks"]
         judged = [check for check in checks if check["tolerance"] is not None]
         return {
             "release": release,
             "verdict": text(parity["verdict"]),
-            "checks": table(columns, checks),
-            "artefacts": artefacts(checks),
-            **accuracies(parity.get("accuracy", [])),
+            "checks": parity_page.every_check(checks),
+            "artefacts": parity_page.distances(checks),
+            **parity_page.accuracies(parity.get("accuracy", [])),
             "recommendation": read_recommendation(directory / RECOMMENDATION),
-            "furthest": max(judged, key=lambda check: _or(check["max_abs"], 0) / check["tolerance"]),
+            "furthest": max(judged, key=lambda check: or_else(check["max_abs"], 0) / check["tolerance"]),
             "tolerances": groups(parity["tolerances"], "tolerance"),
             "provenance": groups(provenance, "provenance")
             + groups(_read_json(directory / bundles.SIGNATURE), "signature"),
         }
-
-
-def artefacts(checks: Sequence[Mapping[str, Any]]) -> Table:
-    """A row for each artefact: how many comparisons, and the one that went furthest towards its tolerance."""
-    columns: list[Column] = [
-        ("Artefact", "artefact", text),
-        ("Type", "dtype", text),
-        ("Comparisons", "count", number),
-        ("Largest difference", "max_abs", number),
-        ("Tolerance", "tolerance", number),
-        ("On inputs", "inputs", text),
-        ("Verdict", "passed", verdict),
-    ]
-    rows = []
-    for name in dict.fromkeys(check["artefact"] for check in checks):
-        mine = [check for check in checks if check["artefact"] == name]
-        furthest = max(mine, key=lambda check: _or(check["max_abs"], 0) / (check["tolerance"] or math.inf))
-        rows.append({**furthest, "count": len(mine), "passed": all(check["passed"] for check in mine)})
-    return table(columns, rows)
-
-
-def accuracies(judged: Sequence[Mapping[str, Any]]) -> dict[str, Table | None]:
-    """`accuracy`: artefacts that were judged on the validation split; `changed`: answers that are not the same."""
-    columns: list[Column] = [
-        ("Artefact", "artefact", text),
-        ("Type", "dtype", text),
-        ("Images", "samples", number),
-        ("Accuracy", "accuracy", percent),
-        ("Checkpoint's", "checkpoint_accuracy", percent),
-        ("Points lost", "drop", fixed),
-        ("Allowed", "limit", fixed),
-        ("Calibration error", "calibration_error", percent),
-        ("Checkpoint's", "checkpoint_calibration_error", percent),
-        ("Verdict", "passed", verdict),
-    ]
-    pairs: list[Column] = [
-        ("Artefact", "artefact", text),
-        ("Checkpoint's answer", "from", text),
-        ("Artefact's answer", "to", text),
-        ("Images", "images", number),
-    ]
-    changes = [{"artefact": each["artefact"], **change} for each in judged for change in each["changed"]]
-    return {
-        "accuracy": table(columns, judged) if judged else None,
-        "changed": table(pairs, changes[:MOST_CLASSES]) if changes else None,
-    }
 
 
 def read_recommendation(path: Path) -> dict[str, Any] | None:
@@ -238,30 +173,7 @@ def read_recommendation(path: Path) -> dict[str, Any] | None:
         return None
     content = _read_json(path)
     with _blaming(path):
-        batches = [f"Batch {batch}, ms" for batch in content["measured"][0]["ms"]]
-        columns: list[Column] = [
-            ("Artefact", "artefact", text),
-            ("Accuracy", "accuracy", percent),
-            *((heading, heading, fixed) for heading in batches),
-            ("Size, MB", "megabytes", fixed),
-            ("Start, s", "seconds", fixed),
-        ]
-        rows = [
-            {
-                **row,
-                **dict(zip(batches, row["ms"].values(), strict=True)),
-                "megabytes": row["bytes"] / 1e6,
-                "seconds": row["start_ms"] / 1000,
-            }
-            for row in content["measured"]
-        ]
-        return {
-            "name": text(content["recommended"]),
-            "by": text(content["by"]),
-            "cpu": text(content["hardware"]["cpu"]),
-            "threads": content["hardware"]["threads"],
-            "table": table(columns, rows),
-        }
+        return parity_page.recommendation(content)
 
 
 def read_smoke(path: Path) -> dict[str, Any]:
@@ -347,7 +259,7 @@ def per_class(test: Evaluation) -> Table:
     taken_for: dict[str, str] = {}
     for true, predicted, count, _ in test.confused():
         taken_for.setdefault(true, f"{predicted} ({count:,})")
-    ranked = sorted(test.figures["per_class"], key=lambda row: _or(row["f1"], -1))
+    ranked = sorted(test.figures["per_class"], key=lambda row: or_else(row["f1"], -1))
     columns: list[Column] = [
         ("Class", "class", text),
         ("Precision", "precision", percent),
@@ -364,9 +276,9 @@ def gallery(test: Evaluation, data_root: Path, rules: Preprocessing) -> dict[str
     """The most confident mistakes, or where there is none, the least certain right answers."""
     wrong = [each for each in test.predictions if each.label != each.predicted]
     if wrong:
-        chosen = sorted(wrong, key=lambda each: (-_or(each.confidence, -1), each.file))[:MOST_MISTAKES]
+        chosen = sorted(wrong, key=lambda each: (-or_else(each.confidence, -1), each.file))[:MOST_MISTAKES]
     else:
-        ranked = sorted(test.predictions, key=lambda each: (_or(each.confidence, -1), each.file))
+        ranked = sorted(test.predictions, key=lambda each: (or_else(each.confidence, -1), each.file))
         chosen = ranked[:MOST_UNCERTAIN]
     pictures = [(each, _picture(data_root / each.file, each.sha256, rules)) for each in chosen]
     return {"mistakes": len(wrong), "pictures": pictures}
@@ -378,53 +290,6 @@ def _picture(path: Path, sha256: str, rules: Preprocessing) -> charts.Picture:
         if hashing.of_bytes(data) != sha256:
             raise ValueError("it is not the picture that was evaluated; evaluate again")
         return charts.embed(preprocessing.decode(data, rules))
-
-
-def groups(content: Mapping[str, Any], title: str = "") -> Groups:
-    """Nested settings as blocks: one for each mapping, and before them one for what stands beside."""
-    plain = [(name, text(value)) for name, value in content.items() if not isinstance(value, Mapping)]
-    blocks = [
-        (f"{title} {name}".strip(), list(_flat(value)))
-        for name, value in content.items()
-        if isinstance(value, Mapping)
-    ]
-    return [(title or "general", plain), *blocks] if plain else blocks
-
-
-def _flat(content: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
-    for name, value in content.items():
-        if isinstance(value, Mapping):
-            yield from _flat(value, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", text(value)
-
-
-def table(columns: Sequence[Column], records: Sequence[Mapping[str, Any]]) -> Table:
-    return Table(
-        columns=[(heading, write in (number, fixed, percent)) for heading, _, write in columns],
-        rows=[[write(record[key]) for _, key, write in columns] for record in records],
-    )
-
-
-def text(value: Any) -> str:
-    """Any value of a JSON or YAML file, spelled as there; of a long list, the beginning."""
-    if value is None or isinstance(value, bool):
-        return json.dumps(value)
-    if isinstance(value, Mapping):
-        return ", ".join(f"{name}: {text(item)}" for name, item in value.items())
-    if isinstance(value, list | tuple):
-        more = f" and {len(value) - MOST_ITEMS:,} more" if len(value) > MOST_ITEMS else ""
-        return ", ".join(text(item) for item in value[:MOST_ITEMS]) + more
-    return str(value)
-
-
-def verdict(passed: Any) -> str:
-    return "passed" if passed is True else "failed"
-
-
-def _or(value: float | None, otherwise: float) -> float:
-    """`value`, or `otherwise` where it is absent or NaN and could not be compared."""
-    return otherwise if value is None or math.isnan(value) else value
 
 
 @contextmanager

@@ -87,6 +87,7 @@ def test_bundle_carries_its_proof(trained: tuple[Config, Dataset]) -> None:
     assert recommendation["recommended"] == recommendation["served"] == "onnx-int8"
     assert [each["artefact"] for each in recommendation["measured"]] == ["onnx", "onnx-int8"]
     assert recommendation["not_measured"].keys() == {"onnx-fp16"}
+    assert "onnx-fp16 was not measured" in (directory / "parity.html").read_text()
     check_what_is_served(bundle, trained[1])
     provenance = json.loads((directory / "provenance.json").read_text())
     assert provenance["dataset_fingerprint"] == trained[1].fingerprint
@@ -150,8 +151,9 @@ def test_failed_gate_publishes_nothing_and_keeps_the_report(
     config, folder = trained
     bundles = config.run.bundles / config.run.name
     assert [path.name for path in bundles.iterdir() if not path.name.startswith(".")] == []
-    report = json.loads((run_for(config, folder).directory / "parity.json").read_text())
-    assert report["verdict"] == "failed"
+    run = run_for(config, folder).directory
+    assert json.loads((run / "parity.json").read_text())["verdict"] == "failed"
+    assert "model.onnx against float64 on golden inputs" in (run / "parity.html").read_text()
 
 
 def test_damaged_bundle_is_refused_and_replaced_under_a_new_version(

@@ -367,6 +367,7 @@ def test_artefacts_their_accuracy_and_the_recommendation_are_tabulated(inputs: I
     measured = {"artefact": "onnx", "ms": {"1": 16.2, "8": 119.0}, "start_ms": 900, "bytes": 46800000}
     recommendation = {
         "recommended": "onnx",
+        "served": "onnx",
         "by": "median latency",
         "hardware": {"cpu": "Example 9000", "threads": 2},
         "measured": [{**measured, "accuracy": 0.99}],
