@@ -2,6 +2,7 @@
 
 import json
 import logging
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -49,23 +50,33 @@ def score(model: nn.Module, batches: Iterable[Batch], machine: Machine) -> Score
     Runs in float32 whatever training runs in: the exported model is float32, and the two must agree.
     Raises DataError on every rank where one of them has an image that cannot be decoded.
     """
-    failure = ""
+    failure, losses = "", list[torch.Tensor]()
     totals = torch.zeros(4, dtype=torch.float64, device=machine.device)
     with inference(model):
         for on_host in batches:
             batch = on_host.to(machine.device)
             logits = model(batch.images)
-            losses = cross_entropy(logits, batch.labels, reduction="none")
+            losses.append(losses_of(logits, batch.labels) * batch.weights)
             right = logits.argmax(dim=1) == batch.labels
-            totals[0] += (losses * batch.weights).double().sum()
             totals[1] += (right * batch.weights).sum()
             totals[2] += batch.weights.sum()
             failure = failure or batch.failure
+    totals[0] = exact_sum(torch.cat(losses))
     totals[3] = failure != ""
     loss_sum, right_sum, samples, failures = machine.total(totals).tolist()
     if failures:
         raise DataError(machine.first_of(failure))
     return Score(samples=int(samples), loss=loss_sum / samples, accuracy=right_sum / samples)
+
+
+def losses_of(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """Cross entropy of each sample, float64 [samples]."""
+    return cross_entropy(logits.double(), labels, reduction="none")
+
+
+def exact_sum(losses: torch.Tensor) -> float:
+    """Rounded once, so that it does not depend on how samples were dealt out to batches."""
+    return math.fsum(losses.tolist())
 
 
 def predict(model: nn.Module, batches: Iterable[Batch], device: torch.device) -> npt.NDArray[np.float32]:
@@ -139,7 +150,7 @@ def summarise(
     return {
         "samples": len(labels),
         "accuracy": float((predicted == labels).mean()),
-        "loss": float(cross_entropy(torch.from_numpy(logits).double(), torch.from_numpy(labels))),
+        "loss": exact_sum(losses_of(torch.from_numpy(logits), torch.from_numpy(labels))) / len(labels),
         "classes": list(classes),
         "confusion": confusion_matrix(labels, predicted, labels=everything).tolist(),
         "per_class": [
