@@ -27,6 +27,11 @@ def flat(k: int, encoding: str = "PNG") -> bytes:
     return encode(np.full((40, 50, 3), COLOURS[k], np.uint8), encoding)
 
 
+def large_flat(k: int) -> bytes:
+    """The same in 12 megapixels, as a camera would send it."""
+    return encode(np.full((3000, 4000, 3), COLOURS[k], np.uint8), "JPEG")
+
+
 def noise(seed: int, height: int = 70, width: int = 90) -> npt.NDArray[np.uint8]:
     return np.random.default_rng(seed).integers(0, 256, (height, width, 3), np.uint8)
 

@@ -35,6 +35,20 @@ def fused_release(bundle: Bundle, tmp_path_factory: pytest.TempPathFactory) -> R
 
 
 @pytest.fixture(scope="session")
+def reverse_release(tmp_path_factory: pytest.TempPathFactory) -> Release:
+    """Version 2, whose classes are in reverse order."""
+    folder = tmp_path_factory.mktemp("reverse")
+    bundle = make_bundle(folder / "bundles" / "tiny" / "2", "--reverse-classes")
+    return open_release(repository.publish(bundle, folder / "models", "embedded", CPUS))
+
+
+@pytest.fixture(scope="session")
+def rounds(request: pytest.FixtureRequest) -> int:
+    """How often a service meets each fault."""
+    return request.config.getoption("--rounds")
+
+
+@pytest.fixture(scope="session")
 def slow_release(release: Release, tmp_path_factory: pytest.TempPathFactory) -> Release:
     """Preprocessing takes its time over one input, and says in the log when it begins."""
     code = f"""\

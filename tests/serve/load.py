@@ -3,18 +3,31 @@
 import threading
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from types import TracebackType
 from typing import Self
 
 from serve.client import CLIENTS
-from serve.protocol import ServingError
+from serve.client import Client as Connection
+from serve.protocol import RefusedInput, ServingError
+from serve.release import Release
 from tests import images
 
 PAUSE_SECONDS = 0.02
 DEADLINE_SECONDS = 60.0
+
+
+@dataclass(frozen=True)
+class Question:
+    """Images of one request, and the colour of each; no colours if the request is to be refused."""
+
+    images: list[bytes]
+    colours: list[int]
+
+
+FLAT = [Question([images.flat(k)], [k]) for k in range(len(images.COLOURS))]
 
 
 @dataclass
@@ -28,19 +41,39 @@ class Client:
     release: str = ""
 
 
+def labels_of(straight: Release, reverse: Release) -> dict[str, list[str]]:
+    """What two releases call an image of colour 0, of colour 1, ...; the second one has them in reverse order."""
+    names = [str(k) for k in range(len(images.COLOURS))]
+    return {straight.identity: names, reverse.identity: names[::-1]}
+
+
 class Load:
-    """Closed loops over both protocols, on kept and on fresh connections, for as long as a `with` block lasts.
+    """Loops over both protocols, on kept and on fresh connections, for as long as a `with` block lasts.
 
     Args:
         urls: protocol -> host:port.
         labels: release -> what it calls an image of colour 0, of colour 1, ...
+        questions: what each client asks, again and again.
+        pause_seconds: between an answer and the next question.
+        interval_seconds: between two questions of a client, at least.
 
     wrong: a sentence for each answer that is not its release's, and for each failure without a type.
     """
 
-    def __init__(self, urls: Mapping[str, str], labels: Mapping[str, list[str]]) -> None:
+    def __init__(
+        self,
+        urls: Mapping[str, str],
+        labels: Mapping[str, list[str]],
+        *,
+        questions: Sequence[Question] = FLAT,
+        pause_seconds: float = PAUSE_SECONDS,
+        interval_seconds: float = 0.0,
+    ) -> None:
         self._urls = urls
         self._labels = labels
+        self._questions = questions
+        self._pause_seconds = pause_seconds
+        self._interval_seconds = interval_seconds
         self._stop = threading.Event()
         self.wrong: list[str] = []
         self.clients = [Client(protocol, fresh) for protocol in CLIENTS for fresh in (False, True)]
@@ -57,6 +90,11 @@ class Load:
         self._stop.set()
         for thread in self._threads:
             thread.join()
+
+    @property
+    def answers(self) -> int:
+        """How many there have been so far, refusals that had to be among them."""
+        return sum(len(client.answered) for client in self.clients)
 
     def all_well_since(self, start: float, answers: int = 20) -> bool:
         """Whether every client has had so many answers in a row, the first of them after `start`."""
@@ -95,20 +133,31 @@ class Load:
         )
         connection = connect()
         sent = 0
-        while not self._stop.wait(PAUSE_SECONDS):
+        due = time.monotonic()
+        while not self._stop.wait(max(self._pause_seconds, due - time.monotonic())):
+            due = max(due, time.monotonic()) + self._interval_seconds
             if client.fresh:
                 connection.close()
                 connection = connect()
-            colour, sent = sent % len(images.COLOURS), sent + 1
-            try:
-                (answer,) = connection.classify([images.flat(colour)])
-            except ServingError as error:
-                client.errors.append((time.monotonic(), error))
-            except Exception as error:  # noqa: BLE001 - that is what is looked for
-                self.wrong.append(f"{client.protocol}: an error without a type: {error!r}")
-            else:
-                client.answered.append(time.monotonic())
-                client.release = answer.release
-                if answer.label != self._labels[answer.release][colour]:
-                    self.wrong.append(f"{answer.release} calls colour {colour} {answer.label!r}")
+            self._ask(client, connection, self._questions[sent % len(self._questions)])
+            sent += 1
         connection.close()
+
+    def _ask(self, client: Client, connection: Connection, question: Question) -> None:
+        try:
+            answers = connection.classify(question.images)
+        except ServingError as error:
+            if isinstance(error, RefusedInput) and not question.colours:
+                client.answered.append(time.monotonic())
+            else:
+                client.errors.append((time.monotonic(), error))
+        except Exception as error:  # noqa: BLE001 - that is what is looked for
+            self.wrong.append(f"{client.protocol}: an error without a type: {error!r}")
+        else:
+            client.answered.append(time.monotonic())
+            client.release = answers[0].release
+            found = [(answer.release, answer.label) for answer in answers]
+            release = answers[0].release
+            expected = [(release, self._labels[release][colour]) for colour in question.colours]
+            if found != expected:
+                self.wrong.append(f"{client.protocol}: {found} instead of {expected}")

@@ -9,96 +9,41 @@ end well. The tests go on with one service, in their order.
 import re
 import signal
 import socket
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from contextlib import ExitStack
 from pathlib import Path
 
 import psutil
 import pytest
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
-from serve import repository, shared_memory
+from serve import shared_memory
 from serve.client import CLIENTS
 from serve.front import DRAIN_SECONDS
 from serve.protocol import Answer, Overloaded, ServingError
-from serve.release import Release, open_release
-from serve.server import LOOPBACK, STOP_SECONDS
+from serve.release import Release
+from serve.server import STOP_SECONDS
 from serve.supervisor import STEADY_SECONDS
 from tests import images
-from tests.serve.load import Load
-from tests.serve.tools import CPUS, edit_config, make_bundle, variant, wait_until, wait_until_gone
+from tests.serve.chaos import RECOVERY_PERIODS, Disturbed, fault, found_after, probe_seconds
+from tests.serve.load import Load, labels_of
+from tests.serve.service import PATIENCE, up
+from tests.serve.tools import edit_config, variant, wait_until, wait_until_gone
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(3600)]
 
-# Where times are asserted, and where a machine may be too busy with other things to answer within one.
-STRICT_PROBE_SECONDS = 2.0
-PROBE_SECONDS = 10.0
-# Far more than anything takes on a slow machine, in seconds.
-PATIENCE = 180
 # Short, so that it can be filled.
 QUEUE = 8
 OVERLOAD = 10
-# How long clients may see errors, at most, where times are asserted: two to find out, the rest to start a server.
-RECOVERY_PERIODS = 5
-
-
-@dataclass
-class Service:
-    """`serve up` in a process of its own, and the load on it."""
-
-    process: "subprocess.Popen[bytes]"
-    log: Path
-    models: Path
-    load: Load
-    urls: dict[str, str]
-    rounds: int
-    probe_seconds: float
-
-    @property
-    def strict(self) -> bool:
-        """Whether times are asserted."""
-        return self.rounds > 1
-
-    @property
-    def settled(self) -> bool:
-        """Whether every server that was to be replaced has been."""
-        log = self.log.read_text()
-        return log.rfind("from process") > log.rfind("starting another server")
-
-    @property
-    def server(self) -> int:
-        """Process id of the server that gets the requests."""
-        return int(re.findall(r"from process (\d+)", self.log.read_text())[-1])
-
-    def worker(self, model: str) -> psutil.Process:
-        """One of the two processes that run a model."""
-        children = psutil.Process(self.server).children()
-        return next(child for child in children if f"/{model}/" in " ".join(child.cmdline()))
-
-    def serve(self, *arguments: str) -> int:
-        command = [sys.executable, "-m", "serve", *arguments, "--repository", str(self.models)]
-        return subprocess.run(command, check=False, capture_output=True, timeout=PATIENCE).returncode
-
-    def lead_to(self, directory: Path) -> None:
-        """Move `current` without asking anybody."""
-        fresh = self.models / "fresh"
-        fresh.symlink_to(directory)
-        fresh.replace(self.models / "current")
 
 
 @pytest.fixture(scope="module")
-def rounds(request: pytest.FixtureRequest) -> int:
-    return request.config.getoption("--rounds")
-
-
-@pytest.fixture(scope="module")
-def both(release: Release, tmp_path_factory: pytest.TempPathFactory) -> tuple[Release, Release]:
-    """Two releases with short queues in one repository; the classes of the second one are in reverse order."""
+def both(
+    release: Release, reverse_release: Release, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Release, Release]:
+    """Two releases with short queues in one repository."""
 
     def short_queue(models: Path) -> None:
         for model in ("preprocess", "classifier"):
@@ -107,75 +52,22 @@ def both(release: Release, tmp_path_factory: pytest.TempPathFactory) -> tuple[Re
     def set_queue(config: ModelConfig) -> None:
         config.dynamic_batching.default_queue_policy.max_queue_size = QUEUE
 
-    folder = tmp_path_factory.mktemp("chaos")
-    reversed_classes = make_bundle(folder / "bundles" / "tiny" / "2", "--reverse-classes")
-    other = open_release(repository.publish(reversed_classes, folder / "other", "embedded", CPUS))
-    releases = folder / "models" / "releases"
+    releases = tmp_path_factory.mktemp("chaos") / "releases"
     return variant(release, releases / "tiny-1", short_queue), variant(
-        other, releases / "tiny-2", short_queue
+        reverse_release, releases / "tiny-2", short_queue
     )
 
 
 @pytest.fixture(scope="module")
 def service(
     both: tuple[Release, Release], rounds: int, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Service]:
+) -> Iterator[Disturbed]:
     models = both[0].directory.parents[1]
     (models / "current").symlink_to(both[0].directory)
-    log = tmp_path_factory.mktemp("up") / "log"
-    probe_seconds = STRICT_PROBE_SECONDS if rounds > 1 else PROBE_SECONDS
-    command = [sys.executable, "-m", "serve", "up", "--release", str(models / "current")]
-    with log.open("wb") as output:
-        process = subprocess.Popen([*command, "--probe-seconds", str(probe_seconds)], stderr=output)
-    try:
-        wait_until(lambda: "Ctrl-C stops it" in log.read_text() or process.poll() is not None, PATIENCE)
-        assert process.poll() is None, log.read_text()
-        found = re.findall(rf"^  (HTTP|gRPC) +(?:http://)?({LOOPBACK}:\d+)", log.read_text(), re.MULTILINE)
-        urls = {protocol.lower(): url for protocol, url in found}
-        names = [str(k) for k in range(len(images.COLOURS))]
-        labels = {both[0].identity: names, both[1].identity: names[::-1]}
-        with Load(urls, labels) as load:
-            yield Service(
-                process=process,
-                log=log,
-                models=models,
-                load=load,
-                urls=urls,
-                rounds=rounds,
-                probe_seconds=probe_seconds,
-            )
+    with up(models, tmp_path_factory.mktemp("up") / "log", probe_seconds(rounds)) as service:
+        with Load(service.urls, labels_of(*both)) as load:
+            yield Disturbed(**vars(service), load=load, rounds=rounds)
         assert not load.wrong
-    finally:
-        process.terminate()
-        process.wait(PATIENCE)
-
-
-@contextmanager
-def fault(service: Service, name: str, *, errors_allowed: bool) -> Iterator[None]:
-    """Something that the service gets over: in the end every client is answered again."""
-    wait_until(lambda: service.settled and service.load.all_well_since(0), PATIENCE)
-    start = time.monotonic()
-    yield
-    done = time.monotonic()
-    wait_until(lambda: service.load.all_well_since(done), PATIENCE)
-    seen = service.load.errors_since(start)
-    seconds = service.load.seconds_of_errors(start)
-    print(f"\n{name}: errors for {seconds:.1f} s, {dict(seen) or 'none'}", end="")
-    assert not service.load.wrong
-    assert errors_allowed or not seen
-    assert not service.strict or seconds <= RECOVERY_PERIODS * service.probe_seconds
-
-
-def found_after(service: Service, victim: psutil.Process, kind: signal.Signals) -> float:
-    """Send a signal; return the seconds until the supervisor has noticed, when the server has been replaced."""
-    replaced = service.server
-    before = service.log.read_text().count("starting another server")
-    start = time.monotonic()
-    victim.send_signal(kind)
-    wait_until(lambda: service.log.read_text().count("starting another server") > before, PATIENCE)
-    seconds = time.monotonic() - start
-    wait_until(lambda: service.server != replaced, PATIENCE)
-    return seconds
 
 
 @pytest.mark.parametrize(
@@ -187,7 +79,7 @@ def found_after(service: Service, victim: psutil.Process, kind: signal.Signals) 
     ],
 )
 def test_a_dead_or_wedged_process_is_replaced(
-    service: Service, name: str, victim: str, kind: signal.Signals
+    service: Disturbed, name: str, victim: str, kind: signal.Signals
 ) -> None:
     """Cases D03 and D14. Objective: found within two probe periods, typed errors until it is replaced, then none."""
     for _ in range(service.rounds):
@@ -201,7 +93,7 @@ def test_a_dead_or_wedged_process_is_replaced(
         assert not service.strict or seconds <= 2 * service.probe_seconds
 
 
-def test_a_release_is_switched_and_rolled_back(service: Service, both: tuple[Release, Release]) -> None:
+def test_a_release_is_switched_and_rolled_back(service: Disturbed, both: tuple[Release, Release]) -> None:
     """Cases D04 and D13. Objective: no error; soon nobody is answered by the release from before."""
     for _ in range(service.rounds):
         with fault(service, "switch the release", errors_allowed=False):
@@ -215,7 +107,7 @@ def test_a_release_is_switched_and_rolled_back(service: Service, both: tuple[Rel
             assert not service.strict or time.monotonic() - start <= RECOVERY_PERIODS * service.probe_seconds
 
 
-def test_a_corrupt_release_changes_nothing(service: Service, both: tuple[Release, Release]) -> None:
+def test_a_corrupt_release_changes_nothing(service: Disturbed, both: tuple[Release, Release]) -> None:
     """Case D04. Objective: no error, by `promote` and past it."""
     corrupt = variant(both[1], service.models / "releases" / "corrupt", lambda _: None).directory
     labels = corrupt / "models" / "classify" / "labels.txt"
@@ -229,7 +121,7 @@ def test_a_corrupt_release_changes_nothing(service: Service, both: tuple[Release
     assert service.load.only_answered_by(both[0].identity)
 
 
-def test_ten_times_what_the_queue_holds_is_refused_in_words(service: Service) -> None:
+def test_ten_times_what_the_queue_holds_is_refused_in_words(service: Disturbed) -> None:
     """Objective: whoever is not answered rightly is told that it is too much; afterwards no error."""
     large = images.encode(images.noise(1, 1000, 1000), compress_level=1)
 
@@ -255,7 +147,7 @@ def test_ten_times_what_the_queue_holds_is_refused_in_words(service: Service) ->
         assert refused or not service.strict  # a slow machine may not send as fast as it answers
 
 
-def test_half_sent_requests_disturb_nobody(service: Service) -> None:
+def test_half_sent_requests_disturb_nobody(service: Disturbed) -> None:
     """Objective: no error. Some stand still, some trickle."""
     head = b"POST /v2/models/classify/infer HTTP/1.1\r\nHost: slipway\r\nContent-Length: 100000\r\n\r\n"
     host, port = service.urls["http"].split(":")
@@ -270,7 +162,7 @@ def test_half_sent_requests_disturb_nobody(service: Service) -> None:
                 time.sleep(0.05)
 
 
-def test_sigterm_under_load_ends_well(service: Service) -> None:
+def test_sigterm_under_load_ends_well(service: Disturbed) -> None:
     """Objective: exit code 0, nothing but "no server is there" for the clients, and nothing left.
 
     Case D19: no shared memory either.
