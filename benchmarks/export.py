@@ -4,7 +4,8 @@
 
 A ResNet-18 at 224 pixels with random features and a head fitted to the embedded digits: so there are real images to
 calibrate on, and real labels to judge by, without a download. Everything is measured in one run, taking turns.
-Exits with 1 when the best format within the accuracy limit falls short of its target, or one fails its gate.
+Exits with 1 when the best format within the accuracy limit falls short of its target, or one fails its gate. The
+target is for one image, by which a bundle's default is chosen, too.
 """
 
 import argparse
@@ -36,7 +37,8 @@ from train.servable import Source, exporting
 
 SIZE, MAX_BATCH, LIMIT = 224, 8, 0.5
 TRAINING, VALIDATION = 400, 200
-# On a CPU with instructions for int8; on any other the best must only not be slower.
+# On a CPU with instructions for int8; on any other the best must only not be slower. For one image: of VNNI, 4 is all
+# that there is in large batches (docs/export.md).
 TARGET, TARGET_WITHOUT = 4.0, 1.0
 FAST = ("amx_int8", "avx512_vnni", "avx_vnni")
 
@@ -160,13 +162,11 @@ def report(measured: list[recommend.Measured], judged: list[accuracy.Judgement],
         ratio = Ratio(
             name=f"speed at batch {batch}, best format / onnx",
             value=base.ms[batch] / best.ms[batch],
-            target=target,
+            target=target if batch == 1 else None,
         )
         found.append(ratio)
-        print(
-            f"batch {batch}: {best.artefact} is {ratio.value:.2f} times as fast as onnx; target {target:g}: "
-            f"{'FALLS SHORT' if ratio.missed else 'reached'}"
-        )
+        aim = "no target" if ratio.target is None else f"target {target:g}{', MISSED' * ratio.missed}"
+        print(f"batch {batch}: {best.artefact} is {ratio.value:.2f} times as fast as onnx ({aim})")
     return found
 
 
