@@ -80,6 +80,10 @@ def require_python() -> None:
 def ensure_environment(name: str, *tools: str) -> None:
     """Make `.venv/<name>` as its lock says, if it is not so already, and add the layers of tools."""
     folder = ROOT / ".venv" / name
+    if folder.resolve() != folder:
+        raise SetupError(
+            f"{_shown(folder)} leads to {folder.resolve()}; an environment belongs to one checkout: remove the link"
+        )
     layers = [name, *tools]
     with only_one(folder) as busy:
         missing = [layer for layer in layers if installed(folder, layer) != wanted(layer)]

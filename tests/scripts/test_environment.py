@@ -84,6 +84,22 @@ def test_environment_that_is_up_to_date_is_left_alone(steps: Steps) -> None:
     assert steps.of("train") == []
 
 
+@pytest.mark.parametrize("link", [".venv", ".venv/train"])
+def test_environment_of_another_checkout_is_left_alone(
+    steps: Steps, checkout: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], link: str
+) -> None:
+    """It would be removed as a stale one, because its checkout is not this."""
+    theirs = tmp_path / "theirs"
+    (theirs / "train").mkdir(parents=True)
+    stamp = theirs / "train" / "train.stamp"
+    stamp.touch()
+    (checkout / link).parent.mkdir(exist_ok=True)
+    (checkout / link).symlink_to(theirs if link == ".venv" else theirs / "train")
+    assert environment.main(["train"]) == 1
+    assert "an environment belongs to one checkout: remove the link" in capsys.readouterr().err
+    assert stamp.exists()
+
+
 def test_changed_lock_is_installed_from_scratch(steps: Steps, checkout: Path) -> None:
     steps.of("train")
     leftover = checkout / ".venv/train/leftover"
