@@ -60,6 +60,11 @@ class PortTaken(ServerError):
     """Somebody else listens on a port that the server was to use."""
 
 
+class Unexplained(ServerError):
+    """The server ended by itself, or does not answer, and does not say why. Another attempt may go well: this Triton
+    does not always start where many want the CPU."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Ports:
     http: int
@@ -243,14 +248,14 @@ class Server:
         if status is not None:
             raise self._end(f"Triton ended by itself with status {status}")
 
-    def _end(self, what: str) -> PortTaken | ServerError:
+    def _end(self, what: str) -> ServerError:
         """What it is that the server has ended: as its log explains it, or else `what`."""
         text = read(self.log)
         if taken := _PORT_IN_USE.search(text):
             return PortTaken(f"port {taken['port']} was taken by another process while Triton started")
         if failed := _LOAD_FAILURE.search(text):
             return ServerError(f"Triton could not load model {failed['model']}: {failed['reason']}")
-        return ServerError(f"{what}{self.log_tail()}")
+        return Unexplained(f"{what}{self.log_tail()}")
 
     def raise_if_crippled(self) -> None:
         """Raises ServerError if the server, or one of the processes that run its models, has died or stands still.

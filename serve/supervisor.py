@@ -17,7 +17,7 @@ from serve.front import Front, FrontFailure
 from serve.health import WrongAnswer
 from serve.protocol import ServingError
 from serve.release import Release, open_release
-from serve.server import PortTaken, Server, ServerError
+from serve.server import PortTaken, Server, ServerError, Unexplained
 from slipway.errors import SlipwayError
 
 TICK_SECONDS = 0.1
@@ -28,6 +28,8 @@ FAILED_PROBES = 2
 FIRST_PAUSE_SECONDS = 1.0
 LONGEST_PAUSE_SECONDS = 60.0
 STEADY_SECONDS = 30.0
+# A release is refused if its server fails so often without a reason before it has answered.
+START_ATTEMPTS = 3
 # Requests that a server still has when another one takes over get this long.
 RETIRE_SECONDS = 30
 # After that the server is kept as it is, so that a rollback finds it running.
@@ -107,6 +109,8 @@ class Supervisor:
         self._retired: list[Retired] = []
         # What the link led to when we last looked; it may have been refused since.
         self._wanted: Path | None = None
+        # How often its server has failed without a reason before it had answered.
+        self._failed_starts = 0
         self._replacements_in_a_row = 0
         self._replace_at = 0.0
         self._front_failures_in_a_row = 0
@@ -187,6 +191,7 @@ class Supervisor:
         if wanted == self._wanted:
             return
         self._wanted = wanted
+        self._failed_starts = 0
         try:
             release = open_release(wanted)
         except SlipwayError as error:
@@ -279,7 +284,7 @@ class Supervisor:
                 self._candidate = None
                 self._take_over(server)
             elif time.monotonic() > candidate.give_up_at:
-                raise ServerError(f"Triton did not answer in time{server.log_tail()}")
+                raise Unexplained(f"Triton did not answer in time{server.log_tail()}")
         except (ServerError, ServingError, WrongAnswer) as error:
             self._candidate = None
             server.kill()
@@ -323,8 +328,15 @@ class Supervisor:
             self._bring_up(release)
         elif self._serving is not None and self._serving.server.release.directory == release.directory:
             self._replace_later(reason)
+        elif self._serving is not None and self._may_start_again(reason):
+            logger.warning("WARNING: %s: %s\nstarting it once more", release.directory, reason)
+            self._bring_up(release)
         else:
             self._refuse(release.directory, reason)
+
+    def _may_start_again(self, reason: SlipwayError) -> bool:
+        self._failed_starts += 1
+        return isinstance(reason, Unexplained) and self._failed_starts < START_ATTEMPTS
 
     def _refuse(self, directory: Path, reason: SlipwayError) -> None:
         if self._serving is None:
