@@ -380,7 +380,7 @@ def _predict(options: argparse.Namespace) -> None:
         options.format,
         partial(print, flush=True),
         api_key=_api_key(options.api_key_file, url),
-        certificates=_certificates(options.certificates),
+        certificates=_certificates(options.certificates, url),
     )
 
 
@@ -397,9 +397,11 @@ def _api_key(file: Path | None, url: str) -> str:
     return key
 
 
-def _certificates(file: Path | None) -> Path | None:
+def _certificates(file: Path | None, url: str) -> Path | None:
     if file is None:
         return None
+    if not url.startswith("https://"):
+        raise UsageError(f"command line: --certificates is of no use without TLS; write --url https://{url}")
     try:
         ssl.create_default_context(cafile=file)
     except OSError as error:

@@ -65,7 +65,14 @@ def serve(*arguments: str | Path, cwd: Path | None = None) -> subprocess.Complet
         (["predict", "a.png", "--url", "localhost"], "--url is localhost; expected host:port"),
         (["predict", "a.png", "--api-key-file", "none"], "--api-key-file none: cannot be read"),
         (["predict", "a.png", "--api-key-file", __file__], "test_command.py: holds no key"),
-        (["predict", "a.png", "--certificates", __file__], "test_command.py: holds no certificate"),
+        (
+            ["predict", "a.png", "--certificates", __file__],
+            "of no use without TLS; write --url https://127.0.0.1:",
+        ),
+        (
+            ["predict", "a.png", "--certificates", __file__, "--url", "https://127.0.0.1:1"],
+            "test_command.py: holds no certificate",
+        ),
         (["predict", "no-such-file.png"], "no-such-file.png: is not a file"),
         (["predict", "no-such-*.png"], "no-such-*.png: matches no file"),
     ],
@@ -105,6 +112,9 @@ def test_verify_names_a_whole_release_and_refuses_a_changed_one(release: Release
     copy = shutil.copytree(release.directory, tmp_path / "copy")
     done = serve("verify", copy)
     assert (done.returncode, done.stdout) == (0, f"{release.identity}\n")
+    done = serve("verify", copy, "--public-key", "owner.pub")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert f"{copy}: is not signed" in done.stderr
     labels = copy / "models" / "classifier" / "labels.txt"
     labels.chmod(0o644)
     labels.write_text(labels.read_text().upper() + "x")
