@@ -61,8 +61,10 @@ class PortTaken(ServerError):
 
 
 class Unexplained(ServerError):
-    """The server ended by itself, or does not answer, and does not say why. Another attempt may go well: this Triton
-    does not always start where many want the CPU."""
+    """The server ended by itself, or does not answer, and does not say why.
+
+    Another attempt may go well: this Triton does not always start where many want the CPU.
+    """
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,7 +152,10 @@ def _start(release: Release, ports: Ports, python: Path, triton: Path, traces: s
 
 
 def _start_and_wait(release: Release, ports: Ports | None, python: Path, triton: Path) -> "Server":
-    """A server that has answered. A port that we chose may be gone before Triton takes it; then others are tried."""
+    """A server that has answered.
+
+    A port that we chose may be gone before Triton takes it, and Triton does not always start: then it is tried again.
+    """
 
     def attempt(on: Ports) -> Server:
         server = start(release, on, python=python, triton=triton)
@@ -161,12 +166,15 @@ def _start_and_wait(release: Release, ports: Ports | None, python: Path, triton:
             raise
         return server
 
-    if ports is not None:
-        return attempt(ports)
     for _ in range(ATTEMPTS - 1):
-        with contextlib.suppress(PortTaken):
-            return attempt(free_ports())
-    return attempt(free_ports())
+        try:
+            return attempt(ports or free_ports())
+        except PortTaken:
+            if ports is not None:
+                raise
+        except Unexplained as error:
+            logger.warning("WARNING: %s\nstarting it once more", error)
+    return attempt(ports or free_ports())
 
 
 class Server:
