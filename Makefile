@@ -23,7 +23,7 @@ OPTIONS = --config "$(CONFIG)" $(ARGS)
 
 .DEFAULT_GOAL := help
 .PHONY: help setup data train evaluate export publish promote rollback releases serve gateway stack smoke predict report \
-	pipeline test test-fast chaos-train chaos-serve equivalence fuzz-preprocessing \
+	pipeline test test-fast chaos-train chaos-serve soak equivalence fuzz-preprocessing \
 	benchmark-preprocessing benchmark-training benchmark-export benchmark-pretrained benchmark-serving trend \
 	image smoke-deploy sbom lint format lock programs extras rename update clean distclean \
 	python train-environment serve-environment server deploy-environment dev-environments
@@ -99,8 +99,11 @@ chaos-train: dev-environments ## Kill real training 52 times at random moments; 
 equivalence: dev-environments ## Train in every combination of strategy, compilation, micro-batches and precision
 	@$(TRAIN_PYTHON) -m pytest tests/integration/test_equivalence.py --whole-matrix -v $(ARGS)
 
-chaos-serve: dev-environments ## Kill, stop, overload and switch a real service under load; no answer may be wrong
-	@$(SERVE_PYTHON) -m pytest tests/serve/test_chaos.py --rounds 5 -s $(ARGS)
+chaos-serve: dev-environments ## Kill, overload, switch, starve a real service under load; no answer may be wrong
+	@$(SERVE_PYTHON) -m pytest tests/serve/test_chaos.py tests/serve/test_chaos_of_the_machine.py --rounds 5 -s $(ARGS)
+
+soak: dev-environments ## Ask a real service for 30 minutes at 70 % of what it can; nothing may grow or leak
+	@$(SERVE_PYTHON) -m pytest tests/serve/test_soak.py --soak-minutes 30 -s $(ARGS)
 
 fuzz-preprocessing: serve-environment ## Feed N damaged images to preprocessing: they are read, or refused in words
 	@$(SERVE_PYTHON) -m tests.slipway.fuzz $(N)

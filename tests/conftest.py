@@ -27,6 +27,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="how often a service meets each fault (default: 1; more assert times)",
     )
     parser.addoption(
+        "--soak-minutes",
+        type=float,
+        default=1,
+        help="how long a service is asked without a pause (default: 1; from 10 on its memory must not grow)",
+    )
+    parser.addoption(
         "--write-golden-curve",
         action="store_true",
         help="write down the loss curve of the default configuration, instead of holding training against it",

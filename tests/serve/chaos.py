@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import psutil
 
+from serve.supervisor import STEADY_SECONDS
 from tests.serve.load import Load
 from tests.serve.service import PATIENCE, Service
 from tests.serve.tools import wait_until
@@ -53,6 +54,12 @@ def fault(service: Disturbed, name: str, *, errors_allowed: bool, lasts: bool = 
     assert not service.load.wrong
     assert errors_allowed or not seen
     assert not service.strict or seconds <= RECOVERY_PERIODS * service.probe_seconds
+
+
+def wait_until_steady(service: Disturbed) -> None:
+    """Where times are asserted: a server that dies sooner is in a crash loop, and the next one is to come later."""
+    well = time.monotonic()
+    wait_until(lambda: not service.strict or time.monotonic() > well + STEADY_SECONDS, PATIENCE)
 
 
 def found_after(service: Disturbed, victim: psutil.Process, kind: signal.Signals) -> float:

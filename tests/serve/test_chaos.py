@@ -25,9 +25,15 @@ from serve.front import DRAIN_SECONDS
 from serve.protocol import Answer, Overloaded, ServingError
 from serve.release import Release
 from serve.server import STOP_SECONDS
-from serve.supervisor import STEADY_SECONDS
 from tests import images
-from tests.serve.chaos import RECOVERY_PERIODS, Disturbed, fault, found_after, probe_seconds
+from tests.serve.chaos import (
+    RECOVERY_PERIODS,
+    Disturbed,
+    fault,
+    found_after,
+    probe_seconds,
+    wait_until_steady,
+)
 from tests.serve.load import Load, labels_of
 from tests.serve.service import PATIENCE, up
 from tests.serve.tools import edit_config, variant, wait_until, wait_until_gone
@@ -83,9 +89,7 @@ def test_a_dead_or_wedged_process_is_replaced(
 ) -> None:
     """Cases D03 and D14. Objective: found within two probe periods, typed errors until it is replaced, then none."""
     for _ in range(service.rounds):
-        if service.strict:  # otherwise it is a crash loop, and the next server is to come later
-            well = time.monotonic()
-            wait_until(lambda: time.monotonic() > well + STEADY_SECONDS, PATIENCE)  # noqa: B023
+        wait_until_steady(service)
         with fault(service, name, errors_allowed=True):
             process = psutil.Process(service.server) if victim == "server" else service.worker(victim)
             seconds = found_after(service, process, kind)

@@ -1,0 +1,106 @@
+"""What a service and all processes below it hold: memory, descriptors, shared memory, folders."""
+
+import re
+import statistics
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import psutil
+
+from serve import shared_memory
+from tests.serve.service import Service
+
+SAMPLE_SECONDS = 2.0
+
+
+@dataclass(frozen=True)
+class Holdings:
+    """Of all processes together.
+
+    memory: their proportional set size in bytes: what several of them share is counted once.
+    servers: how many Tritons there are. regions: files in /dev/shm, also of Tritons that have ended.
+    folders: in the service's directory for temporary files.
+    """
+
+    memory: int
+    descriptors: int
+    processes: int
+    servers: int
+    regions: int
+    folders: int
+
+
+@dataclass(frozen=True)
+class Sample:
+    """moment: seconds of the monotonic clock."""
+
+    moment: float
+    holdings: Holdings
+
+
+class Watch:
+    """Looks every two seconds, for as long as a `with` block lasts.
+
+    temporary: the service's own directory for temporary files.
+    """
+
+    def __init__(self, service: Service, temporary: Path) -> None:
+        self._service = service
+        self._temporary = temporary
+        self._identities: set[str] = set()
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+        self.samples: list[Sample] = []
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def look(self) -> Holdings:
+        """Raises psutil.NoSuchProcess or OSError if a process ends meanwhile."""
+        processes = self._service.processes()
+        commands = [" ".join(process.cmdline()) for process in processes]
+        servers = [found[1] for line in commands if (found := re.search(r"tritonserver --id=(\S+)", line))]
+        self._identities.update(servers)
+        return Holdings(
+            memory=sum(map(_proportional_bytes, processes)),
+            descriptors=sum(process.num_fds() for process in processes),
+            processes=len(processes),
+            servers=len(servers),
+            regions=sum(len(list(shared_memory.DIRECTORY.glob(f"{one}*"))) for one in self._identities),
+            folders=len(list(self._temporary.iterdir())),
+        )
+
+    def between(self, start: float, end: float, servers: int) -> list[Holdings]:
+        """What was seen while there were so many servers."""
+        return [
+            sample.holdings
+            for sample in self.samples
+            if start <= sample.moment < end and sample.holdings.servers == servers
+        ]
+
+    def _run(self) -> None:
+        while not self._stop.wait(SAMPLE_SECONDS):
+            with suppress(psutil.Error, OSError):  # a process has just ended; the next look is as good
+                self.samples.append(Sample(time.monotonic(), self.look()))
+
+
+def median_memory(seen: Sequence[Holdings]) -> float:
+    return statistics.median(holdings.memory for holdings in seen)
+
+
+def _proportional_bytes(process: psutil.Process) -> int:
+    lines = Path(f"/proc/{process.pid}/smaps_rollup").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss:"))
