@@ -23,7 +23,8 @@ SAMPLE_SECONDS = 2.0
 class Holdings:
     """Of all processes together.
 
-    memory: their proportional set size in bytes: what several of them share is counted once.
+    memory: their proportional set size in bytes, so that what is shared counts once. Without the pages of files:
+        how many of those are theirs depends on who else has mapped the same libraries.
     servers: how many Tritons there are. regions: files in /dev/shm, also of Tritons that have ended.
     folders: in the service's directory for temporary files.
     """
@@ -103,4 +104,4 @@ def median_memory(seen: Sequence[Holdings]) -> float:
 
 def _proportional_bytes(process: psutil.Process) -> int:
     lines = Path(f"/proc/{process.pid}/smaps_rollup").read_text().splitlines()
-    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss:"))
+    return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith(("Pss_Anon:", "Pss_Shmem:")))
