@@ -328,7 +328,7 @@ class Supervisor:
             self._bring_up(release)
         elif self._serving is not None and self._serving.server.release.directory == release.directory:
             self._replace_later(reason)
-        elif self._serving is not None and self._may_start_again(reason):
+        elif self._may_start_again(reason):
             logger.warning("WARNING: %s: %s\nstarting it once more", release.directory, reason)
             self._bring_up(release)
         else:

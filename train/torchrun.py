@@ -3,7 +3,8 @@
     python -m train.torchrun --nnodes 2 --node-rank 0 --master-addr node1 --nproc-per-node 8 -m train fit ...
 
 Plain torchrun turns every exit code of a rank into 1, so that no scheduler could tell "run me again" (75) from a
-failure; and on SIGTERM it gives ranks 30 s before it kills them. Options are torchrun's own.
+failure; on SIGTERM it gives ranks 30 s before it kills them; and ranks that it starts again (--max-restarts) do not
+always find each other. Options are torchrun's own.
 """
 
 import contextlib
@@ -52,6 +53,8 @@ class Launcher:
 def main(arguments: list[str]) -> int:
     """Run torchrun with `arguments`; returns the exit code of the ranks of this node."""
     launcher = Launcher()
+    # Ranks that are started again would read in the store of those before them where these listened, and call there.
+    os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
     for number in SIGNALS:
         signal.signal(number, launcher.pass_on)
     # Not before, because torch takes seconds to be imported, in which the wish to stop may come.

@@ -190,6 +190,23 @@ def test_gradients_travel_once_a_step_however_many_micro_batches(
                 assert one == four > 0, strategy
 
 
+def test_ranks_that_are_started_again_find_each_other_and_go_on(
+    checkout: Checkout, odd_folder: Path, tmp_path: Path
+) -> None:
+    """With `--max-restarts` a rank that is killed costs what was done since the last checkpoint, and nobody's time."""
+    setup, runs = Setup(ranks=2, strategy="ddp"), tmp_path / "runs"
+    module, _, *rest = setup.command(options(odd_folder, runs, training__epochs=6))
+    process = checkout.start(module, "train.torchrun", "--max-restarts=1", *rest)
+    try:
+        wait_for_step_after(process, runs, last=0, checkpoints=1)
+        os.kill(ranks_in(process, setup)[1], signal.SIGKILL)
+    finally:
+        result = outcome(process, DEADLINE_SECONDS)
+    assert result.returncode == 0, result.stderr
+    assert re.search(rf"continuing {run_of(runs).name} at step \d", result.stderr)
+    assert [line["step"] for line in metrics(run_of(runs)) if line["kind"] == "train"] == list(range(1, 19))
+
+
 def test_sharded_validation_ends_where_ranks_have_unequal_numbers_of_batches(
     checkout: Checkout, odd_folder: Path, tmp_path: Path
 ) -> None:
