@@ -18,6 +18,7 @@ from slipway import sealed
 from train import checkpoint, execution, health, warm_start
 from train.board import board, require_installed
 from train.checkpoint import Progress, Weights
+from train.compilation import warm_up
 from train.config import Config
 from train.dataset import Dataset
 from train.display import display
@@ -150,6 +151,8 @@ def _train(trainer: Trainer) -> None:
     with ExitStack() as stack:
         stack.enter_context(torch.autograd.set_detect_anomaly(trainer.config.debug.anomaly))
         outputs = _open_outputs(trainer, stack)
+        if trainer.config.hardware.compile != "none":
+            warm_up(trainer)
         if _at_epoch_end(trainer):
             _validate(trainer, outputs)  # what was not scored before training stopped, if anything
         while not _is_finished(trainer):

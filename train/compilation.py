@@ -1,0 +1,45 @@
+"""Compile before the first step what training would else stop for later: the network, for each batch size to come."""
+
+import logging
+import time
+from collections.abc import Iterator
+
+import torch
+
+from train.loader import Batch
+from train.order import Window
+from train.step import accumulate_gradients
+from train.trainer import Trainer
+
+logger = logging.getLogger(__name__)
+
+
+def warm_up(trainer: Trainer) -> None:
+    """Work off blank images in the shapes of an epoch, and forget what came of it. All ranks take part.
+
+    An epoch has two shapes, that of its last window and that of all others. A batch size that comes as the second makes
+    PyTorch compile once more, for any size.
+    """
+    samples, batch_size = trainer.order.samples, trainer.config.training.batch_size
+    started = time.monotonic()
+    statistics = [buffer.clone() for buffer in trainer.module.buffers()]
+    for length in dict.fromkeys([min(batch_size, samples), samples % batch_size or batch_size]):
+        window = Window(epoch=0, indices=tuple(range(length)), end=0)
+        accumulate_gradients(trainer, window, _blank_batches(trainer, window))
+    trainer.optimizer.zero_grad()
+    for buffer, before in zip(trainer.module.buffers(), statistics, strict=True):
+        buffer.copy_(before)
+    if trainer.machine.is_first:
+        logger.info("compiled in %.0f s", time.monotonic() - started)
+
+
+def _blank_batches(trainer: Trainer, window: Window) -> Iterator[Batch]:
+    config, machine = trainer.config, trainer.machine
+    rank, world_size = machine.fabric.global_rank, machine.world_size
+    for draws in trainer.order.micro_batches(window, config.training.accumulate, rank, world_size):
+        count, size = len(draws), config.image.size
+        yield Batch(
+            images=torch.zeros(count, 3, size, size, dtype=torch.uint8),
+            labels=torch.zeros(count, dtype=torch.int64),
+            weights=torch.ones(count),
+        )
