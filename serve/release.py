@@ -65,7 +65,8 @@ class Release:
 def open_release(directory: Path, *, with_model: bool = True) -> Release:
     """Verify and open a release, or what a link such as `model_repository/current` points to.
 
-    with_model: verify the model as well, by far the largest file; who only asks its server need not read it again.
+    with_model: verify the classifier, too, which is nearly all there is to read; who only asks its server need not do
+        it again. Of a fused release, all is verified in any case.
 
     Raises:
         SlipwayError: nothing is published there.

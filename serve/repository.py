@@ -23,7 +23,7 @@ from slipway import artefact as artefacts
 from slipway import bundle, compatibility, hashing, input_statistics, sealed, signing
 from slipway.artefact import Artefact
 from slipway.bundle import Bundle, Golden
-from slipway.errors import SlipwayError
+from slipway.errors import SlipwayError, UsageError
 
 SERVE = Path(__file__).parent
 SLIPWAY = Path(bundle.__file__).parent
@@ -112,6 +112,7 @@ def publish(
         SignatureError: the bundle is not as the owner of the key signed it, or the release cannot be signed.
         SealError, BundleError, ContractError, ArtefactError: the bundle is damaged or was not proven.
         PublishError: the target cannot run the model, or this environment decodes images differently.
+        UsageError: fused is not for this target.
     """
     if public_key is not None:
         signing.require_signed(bundle_directory, public_key)
@@ -167,7 +168,9 @@ def _served(opened: Bundle, target: Target) -> Artefact:
 def _check_runtime(opened: Bundle, artefact: Artefact, target: Target, *, fused: bool) -> None:
     """Refuse what the target cannot run, or would answer otherwise than was proven."""
     if fused and target != "embedded":
-        raise PublishError(f"a release for the {target} cannot be fused: there, Triton itself runs the model")
+        raise UsageError(
+            f"command line: --fused is for the target embedded; with {target} it was never tried"
+        )
     if target == "container-gpu" and artefact.name != artefacts.DEFAULT and not artefact.for_gpus:
         raise PublishError(
             f"{opened.directory}: serves {artefact.name}, whose answers were proven on a CPU; publish it for the "

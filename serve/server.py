@@ -19,7 +19,7 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import astuple, dataclass
 from pathlib import Path
@@ -46,7 +46,9 @@ ANSWER_SECONDS = 5
 # Triton wait for all of it, and exit with status 1.
 DRAIN_SECONDS = 10
 STOP_SECONDS = DRAIN_SECONDS + 5
-ATTEMPTS = 5
+# A server that fails so often without a reason, before it has answered, is given up.
+START_ATTEMPTS = 3
+PORT_ATTEMPTS = 5
 LOG_TAIL_LINES = 15
 
 logger = logging.getLogger(__name__)
@@ -152,10 +154,7 @@ def _start(release: Release, ports: Ports, python: Path, triton: Path, traces: s
 
 
 def _start_and_wait(release: Release, ports: Ports | None, python: Path, triton: Path) -> "Server":
-    """A server that has answered.
-
-    A port that we chose may be gone before Triton takes it, and Triton does not always start: then it is tried again.
-    """
+    """A server that has answered. One that fails without a reason is started again."""
 
     def attempt(on: Ports) -> Server:
         server = start(release, on, python=python, triton=triton)
@@ -166,15 +165,22 @@ def _start_and_wait(release: Release, ports: Ports | None, python: Path, triton:
             raise
         return server
 
-    for _ in range(ATTEMPTS - 1):
+    for _ in range(START_ATTEMPTS - 1):
         try:
-            return attempt(ports or free_ports())
-        except PortTaken:
-            if ports is not None:
-                raise
+            return _on_ports(attempt, ports)
         except Unexplained as error:
             logger.warning("WARNING: %s\nstarting it once more", error)
-    return attempt(ports or free_ports())
+    return _on_ports(attempt, ports)
+
+
+def _on_ports(attempt: Callable[[Ports], "Server"], ports: Ports | None) -> "Server":
+    """On the given ports, or on free ones: those may be gone before Triton takes them, and then others are tried."""
+    if ports is not None:
+        return attempt(ports)
+    for _ in range(PORT_ATTEMPTS - 1):
+        with contextlib.suppress(PortTaken):
+            return attempt(free_ports())
+    return attempt(free_ports())
 
 
 class Server:
@@ -223,7 +229,7 @@ class Server:
         deadline = time.monotonic() + START_SECONDS
         while not self.answers():
             if time.monotonic() > deadline:
-                raise ServerError(f"Triton did not answer within {START_SECONDS} s{self.log_tail()}")
+                raise Unexplained(f"Triton did not answer within {START_SECONDS} s{self.log_tail()}")
             time.sleep(0.1)
 
     def answers(self) -> bool:

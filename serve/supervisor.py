@@ -17,7 +17,7 @@ from serve.front import Front, FrontFailure
 from serve.health import WrongAnswer
 from serve.protocol import ServingError
 from serve.release import Release, open_release
-from serve.server import PortTaken, Server, ServerError, Unexplained
+from serve.server import START_ATTEMPTS, PortTaken, Server, ServerError, Unexplained
 from slipway.errors import SlipwayError
 
 TICK_SECONDS = 0.1
@@ -28,8 +28,6 @@ FAILED_PROBES = 2
 FIRST_PAUSE_SECONDS = 1.0
 LONGEST_PAUSE_SECONDS = 60.0
 STEADY_SECONDS = 30.0
-# A release is refused if its server fails so often without a reason before it has answered.
-START_ATTEMPTS = 3
 # Requests that a server still has when another one takes over get this long.
 RETIRE_SECONDS = 30
 # After that the server is kept as it is, so that a rollback finds it running.
@@ -335,8 +333,10 @@ class Supervisor:
             self._refuse(release.directory, reason)
 
     def _may_start_again(self, reason: SlipwayError) -> bool:
+        """Not where a server that is sick waits to be replaced: it has waited for this one to start already."""
         self._failed_starts += 1
-        return isinstance(reason, Unexplained) and self._failed_starts < START_ATTEMPTS
+        others_wait = self._serving is not None and self._serving.sick
+        return isinstance(reason, Unexplained) and self._failed_starts < START_ATTEMPTS and not others_wait
 
     def _refuse(self, directory: Path, reason: SlipwayError) -> None:
         if self._serving is None:

@@ -11,9 +11,9 @@ from serve import model_config, repository
 from serve.client import CLIENTS, Client
 from serve.protocol import ServerFailure
 from serve.release import Release
-from serve.repository import PublishError
 from serve.server import Server, serving
 from slipway.bundle import Bundle
+from slipway.errors import UsageError
 from tests import images
 from tests.serve.tools import CPUS, ask_together, edit_text, model_processes, variant
 
@@ -32,10 +32,10 @@ def test_it_is_one_model_with_the_ends_of_the_ensemble(release: Release, fused_r
 
 
 @pytest.mark.parametrize("target", ["container", "container-gpu"])
-def test_where_triton_itself_runs_the_model_it_cannot_be_fused(
+def test_it_is_for_the_embedded_target_only(
     bundle: Bundle, tmp_path: Path, target: model_config.Target
 ) -> None:
-    with pytest.raises(PublishError, match=f"for the {target} cannot be fused"):
+    with pytest.raises(UsageError, match=f"with {target} it was never tried"):
         repository.publish(bundle.directory, tmp_path, target, CPUS, fused=True)
 
 

@@ -21,8 +21,8 @@ from serve.front import Front, FrontFailure
 from serve.health import Load, WrongAnswer
 from serve.protocol import DeadlineExceeded, Overloaded, ServerFailure, Unreachable
 from serve.release import Release
-from serve.server import LOOPBACK, Server, ServerError, free_ports
-from serve.supervisor import FAILED_PROBES, START_ATTEMPTS, STEADY_SECONDS, Serving, Supervisor, pause_before
+from serve.server import LOOPBACK, START_ATTEMPTS, Server, ServerError, free_ports
+from serve.supervisor import FAILED_PROBES, STEADY_SECONDS, Serving, Supervisor, pause_before
 from tests import images
 from tests.serve.tools import (
     CPUS,
