@@ -52,7 +52,7 @@ LIMIT_TARGET, PEER_TARGET, BEST_TARGET = 0.90, 1.0, 2.0
 # Shares of what a way reached with the most clients; at one of them, the most that p99 may be of p50.
 SHARES = (0.5, 0.7, 0.9, 1.2)
 TAIL_SHARE, TAIL_TARGET = 0.7, 3.0
-WIDTH = 28  # of a column
+WIDTH = 35  # of a column
 
 # `run(clients, seconds)` is how many images a second were answered rightly.
 Run = Callable[[int, float], float]
@@ -82,7 +82,7 @@ def main(arguments: list[str]) -> int:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         release = published(options.bundle, folder)
         ours = stack.enter_context(ways(options.bundle, folder))
-        best = stack.enter_context(ways(options.best, folder / "best")) if options.best else {}
+        best = stack.enter_context(ways(options.best, folder / "best", "best, ")) if options.best else {}
         others = {name: stack.enter_context(peer(name, release)) for name in options.peers}
         contenders = ours | best | others
         runs: dict[str, Run] = {LIMIT: stack.enter_context(limit_of(release))}
@@ -122,8 +122,8 @@ def limit_of(release: Release) -> Iterator[Run]:
 
 
 @contextmanager
-def ways(bundle: Path, repository: Path) -> Iterator[dict[str, Contender]]:
-    """Name -> our server, asked in that way."""
+def ways(bundle: Path, repository: Path, prefix: str = "") -> Iterator[dict[str, Contender]]:
+    """Name -> our server, asked in that way. prefix: of the names, where another bundle serves the same artefact."""
 
     @contextmanager
     def connect(protocol: str, url: str) -> Iterator[Ask]:
@@ -137,7 +137,7 @@ def ways(bundle: Path, repository: Path) -> Iterator[dict[str, Contender]]:
             front = stack.enter_context(Front(free_ports()))
             front.point_at(stack.enter_context(serving(release)))
             found |= {
-                f"{release.artefact}, {form}, {protocol}": Contender(
+                f"{prefix}{release.artefact}, {form}, {protocol}": Contender(
                     release=release, connect=partial(connect, protocol, url)
                 )
                 for protocol, url in front.urls.items()

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from train.dataset import Dataset
 
 # Where launchers put the number of a rank: torchrun, srun, and Fabric for hardware.devices.
-RANK_VARIABLES = ("RANK", "SLURM_PROCID", "LOCAL_RANK")
+RANK_VARIABLES = ("RANK", "LOCAL_RANK", "SLURM_PROCID")
 
 COMMANDS = {
     "data": "write the embedded data set if asked to, and check, measure, split or show the images",

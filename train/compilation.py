@@ -18,7 +18,8 @@ def warm_up(trainer: Trainer) -> None:
     """Work off blank images in the shapes of an epoch, and forget what came of it. All ranks take part.
 
     An epoch has two shapes, that of its last window and that of all others. A batch size that comes as the second makes
-    PyTorch compile once more, for any size.
+    PyTorch compile once more, for any size. With mixup and cutmix together images come in two types, of which this
+    meets one.
     """
     samples, batch_size = trainer.order.samples, trainer.config.training.batch_size
     started = time.monotonic()

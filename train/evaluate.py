@@ -75,7 +75,7 @@ def losses_of(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
 
 
 def exact_sum(losses: torch.Tensor) -> float:
-    """Rounded once, so that it does not depend on how samples were dealt out to batches."""
+    """Rounded once, so that on one rank it does not depend on how samples were dealt out to batches."""
     return math.fsum(losses.tolist())
 
 

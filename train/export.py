@@ -112,7 +112,8 @@ def _fill(
     default = artefact.DEFAULT if measured is None else measured["served"]
     artefact.write_artefacts(staging, artefacts, default)
     for each in artefacts:
-        if each.name == default != artefact.DEFAULT or each.for_gpus:
+        is_served_here = each.name == default and default != artefact.DEFAULT
+        if is_served_here or each.for_gpus:
             _write_served(job, each, golden.pixels)
     expectation(dataset, signature, evaluation).save(staging)
     sealed.write_json(staging / bundle.PROVENANCE, _provenance(run, dataset, choice, evaluation))
@@ -121,7 +122,7 @@ def _fill(
 
 
 def _keep_report(job: Job, run: Run, report: dict[str, Any]) -> None:
-    """In the bundle, and in the run, where it stays if there is to be no bundle."""
+    """In the bundle to be, and in the run, where it stays if there is to be none. The bundle's page comes later."""
     sealed.write_json(job.staging / bundle.PARITY, report)
     shutil.copy(job.staging / bundle.PARITY, run.directory / bundle.PARITY)
     page = write_parity_page(run.directory / PAGE, job.signature.name, report)

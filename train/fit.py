@@ -28,7 +28,7 @@ from train.exposition import Exposition, says_that_it_runs
 from train.hardware import Machine, launch
 from train.health import DivergedError
 from train.instruments import profiling
-from train.layers import Pulse
+from train.layers import pulse_of
 from train.loader import (
     Batch,
     PlainSamples,
@@ -129,7 +129,7 @@ def prepare(
         progress=Progress(precision=machine.precision.precision, loss_scale=machine.precision.state_dict()),
         stop=stop,
         meter=Meter(machine.device),
-        pulse=Pulse(module, window, machine.device) if (window := config.training.log_layers_every) else None,
+        pulse=pulse_of(module, config.training.log_layers_every, machine.device),
     )
 
 
@@ -151,10 +151,10 @@ def _train(trainer: Trainer) -> None:
     with ExitStack() as stack:
         stack.enter_context(torch.autograd.set_detect_anomaly(trainer.config.debug.anomaly))
         outputs = _open_outputs(trainer, stack)
-        if trainer.config.hardware.compile != "none":
-            warm_up(trainer)
         if _at_epoch_end(trainer):
             _validate(trainer, outputs)  # what was not scored before training stopped, if anything
+        if trainer.config.hardware.compile != "none" and not _is_finished(trainer):
+            warm_up(trainer)
         while not _is_finished(trainer):
             try:
                 _work_off(trainer, outputs)
@@ -173,7 +173,7 @@ def _work_off(trainer: Trainer, outputs: Outputs) -> None:
         if at_end or stopping or due:
             _save(trainer)
         if stopping:
-            _stop(trainer)
+            _stop(trainer, f"at step {trainer.progress.step}, saved")
         if at_end:
             _validate(trainer, outputs)
             trainer.meter.end_epoch()
@@ -295,7 +295,7 @@ def _unless_stopped(trainer: Trainer, batches: Iterator[Batch]) -> Iterator[Batc
 def _stop_if_asked(trainer: Trainer) -> None:
     """Outside of steps, which agree on it by themselves; all ranks take part."""
     if trainer.machine.largest(trainer.stop.received is not None):
-        _stop(trainer)
+        _stop(trainer, f"in the validation of step {trainer.progress.step},")
 
 
 def _say_that_it_ended(trainer: Trainer) -> None:
@@ -317,14 +317,11 @@ def _say_what_was_skipped(trainer: Trainer) -> None:
         )
 
 
-def _stop(trainer: Trainer) -> NoReturn:
-    """On all ranks. How long it took tells how long a scheduler has to wait."""
+def _stop(trainer: Trainer, where: str) -> NoReturn:
+    """On all ranks. How long it took to save tells how long a scheduler has to wait."""
     trainer.saver.finish()
     seconds = trainer.machine.largest(trainer.stop.seconds_ago)
-    raise Preempted(
-        f"stopped at step {trainer.progress.step}, saved {seconds:.1f} s after it was asked to; "
-        "start again to continue there"
-    )
+    raise Preempted(f"stopped {where} {seconds:.1f} s after it was asked to; start again to continue there")
 
 
 def _is_finished(trainer: Trainer) -> bool:

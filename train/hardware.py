@@ -107,7 +107,9 @@ class Machine:
         return summed
 
     def largest(self, value: float) -> float:
-        """Over all ranks, the same on each of them. Reads the device."""
+        """Over all ranks, the same on each of them."""
+        if self.world_size == 1:
+            return float(value)
         most = self.fabric.all_reduce(torch.tensor(float(value), device=self.device), reduce_op="max")
         assert isinstance(most, torch.Tensor)
         return float(most)
@@ -154,7 +156,9 @@ def _launched(devices: int) -> tuple[int, int]:
     Under torchrun Fabric's `devices="auto"` silently gives N independent trainings on CPU, and srun's tasks would be
     as many trainings if only `hardware.devices` counted: so the launcher is asked.
     """
-    if "WORLD_SIZE" in os.environ:  # torchrun
+    if (
+        "LOCAL_WORLD_SIZE" in os.environ
+    ):  # torchrun; WORLD_SIZE alone is what Fabric tells the processes that it starts
         return int(os.environ["WORLD_SIZE"]), int(os.environ["LOCAL_WORLD_SIZE"])
     # srun, a task a process; a step of one task is also what a shell on a node is.
     if (tasks := int(os.environ.get("SLURM_STEP_NUM_TASKS", "0"))) > 1:

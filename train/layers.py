@@ -22,7 +22,7 @@ MOST_NAMES = 5
 
 
 class Pulse:
-    """Whether a gradient has reached each layer that is to learn, in the last `window` steps at least.
+    """Whether a gradient has reached each layer that is to learn, in `window` steps or more of this process.
 
     Where a step reaches only some layers, as with stochastic depth, one look would take the others for dead.
     """
@@ -31,32 +31,37 @@ class Pulse:
         self._module, self._window = module, window
         learning = [name for name, parameter in module.named_parameters() if parameter.requires_grad]
         self._layers = {name: index for index, name in enumerate(dict.fromkeys(map(_layer_of, learning)))}
-        self._felt = torch.zeros(len(self._layers), device=device)
+        self._sums = torch.zeros(len(self._layers), device=device)
         self._steps = 0
         self._named: set[str] = set()
 
-    def feel(self) -> None:
+    def observe(self) -> None:
         """Add up what the gradients of a step amount to; it stays on the device."""
         self._steps += 1
         for name, parameter in self._module.named_parameters():
             if parameter.grad is not None:
                 gradient = parameter.grad
                 here = gradient.to_local() if isinstance(gradient, DTensor) else gradient
-                self._felt[self._layers[_layer_of(name)]] += torch.linalg.vector_norm(here)
+                self._sums[self._layers[_layer_of(name)]] += torch.linalg.vector_norm(here)
 
-    def dead(self, machine: Machine) -> str:
+    def take_dead(self, machine: Machine) -> str:
         """A sentence about the layers that no gradient has reached, each of them once; empty where there is none.
 
         Reads the device, and all ranks take part.
         """
         if self._steps < self._window:
             return ""
-        felt = machine.total(self._felt).tolist()
-        dead = [name for name, index in self._layers.items() if felt[index] == 0 and name not in self._named]
+        sums = machine.total(self._sums).tolist()
+        dead = [name for name, index in self._layers.items() if sums[index] == 0 and name not in self._named]
         steps, self._steps = self._steps, 0
-        self._felt.zero_()
+        self._sums.zero_()
         self._named.update(dead)
         return f"in {steps} steps no gradient has reached {_listed(dead)}" if dead else ""
+
+
+def pulse_of(module: nn.Module, window: int | None, device: torch.device) -> Pulse | None:
+    """None where layers are not to be watched."""
+    return None if window is None else Pulse(module, window, device)
 
 
 def layer_norms(module: nn.Module) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""What the parity gate found, for people: `parity.html`, beside `parity.json` in a bundle, and in the run if it failed.
+"""What the parity gate found, for people: `parity.html`, beside `parity.json`, in the run and in the bundle.
 
 This file reads and adds up; `parity_page.html.j2` words and lays out.
 """
@@ -28,7 +28,7 @@ def write_parity_page(path: Path, name: str, report: Record, recommended: Record
     """
     checks, judged = report["checks"], report["accuracy"]
     failures = list(_failures(report))
-    furthest = max(checks, key=_share_of_tolerance)
+    furthest = max(checks, key=share_of_tolerance)
     content = {
         "name": name,
         "verdict": report["verdict"],
@@ -38,7 +38,7 @@ def write_parity_page(path: Path, name: str, report: Record, recommended: Record
         "failures": failures[:MOST_FAILURES],
         "all_failures": len(failures),
         "furthest": furthest,
-        "share": _share_of_tolerance(furthest),
+        "share": share_of_tolerance(furthest),
         "judged": judged,
         "worst": max(judged, key=lambda each: each["drop"], default=None),
         "changes": sum(_changes(each) for each in judged),
@@ -80,7 +80,7 @@ def summary(checks: Sequence[Record], judged: Sequence[Record]) -> Table:
                 "changes": _changes(found),
                 "passed": row["passed"] and found["passed"],
             }
-        rows.append({**row, "share": _share_of_tolerance(row), **judgement})
+        rows.append({**row, "share": share_of_tolerance(row), **judgement})
     return table(columns, rows)
 
 
@@ -189,11 +189,11 @@ def _by_artefact(checks: Sequence[Record]) -> Iterator[dict[str, Any]]:
     """For each artefact, its check that went furthest, with how many there are and whether all passed."""
     for name in dict.fromkeys(check["artefact"] for check in checks):
         mine = [check for check in checks if check["artefact"] == name]
-        furthest = max(mine, key=_share_of_tolerance)
+        furthest = max(mine, key=share_of_tolerance)
         yield {**furthest, "count": len(mine), "passed": all(check["passed"] for check in mine)}
 
 
-def _share_of_tolerance(check: Record) -> float:
+def share_of_tolerance(check: Record) -> float:
     """How far a distance went, as a share of what is allowed; 0 where it was not judged."""
     return or_else(check["max_abs"], 0) / (check["tolerance"] or math.inf)
 

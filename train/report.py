@@ -160,7 +160,7 @@ def read_bundle(directory: Path, checkpoint: str) -> dict[str, Any]:
             "artefacts": parity_page.distances(checks),
             **parity_page.accuracies(parity.get("accuracy", [])),
             "recommendation": read_recommendation(directory / RECOMMENDATION),
-            "furthest": max(judged, key=lambda check: or_else(check["max_abs"], 0) / check["tolerance"]),
+            "furthest": max(judged, key=parity_page.share_of_tolerance),
             "tolerances": groups(parity["tolerances"], "tolerance"),
             "provenance": groups(provenance, "provenance")
             + groups(_read_json(directory / bundles.SIGNATURE), "signature"),

@@ -231,7 +231,7 @@ def _look_at_layers(trainer: Trainer) -> dict[str, float]:
     """Feel the gradient that the next step takes; norms by layer where they are to be logged. All ranks take part."""
     if trainer.pulse is None:
         return {}
-    trainer.pulse.feel()
+    trainer.pulse.observe()
     due = is_due(trainer.progress.step + 1, trainer.config.training.log_layers_every)
     return layers.layer_norms(trainer.module) if due else {}
 
@@ -239,7 +239,7 @@ def _look_at_layers(trainer: Trainer) -> dict[str, float]:
 def _log_layers(trainer: Trainer, outputs: Outputs, norms: dict[str, float]) -> None:
     if trainer.pulse is None or not norms:
         return
-    dead = trainer.pulse.dead(trainer.machine)
+    dead = trainer.pulse.take_dead(trainer.machine)
     if outputs.board is None:
         return
     step, cursor = trainer.progress.step, trainer.progress.cursor

@@ -11,8 +11,17 @@ def write_whole(path: Path, text: str) -> None:
     try:
         with temporary.open("w", encoding="utf-8") as file:
             file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
+        fsync(temporary)
         temporary.replace(path)
+        fsync(path.parent)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def fsync(path: Path) -> None:
+    """Of a file its content, of a directory which files are in it: on disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -28,9 +28,9 @@ def sign(directory: Path, private_key: Path) -> None:
     private_key: PEM, elliptic curve, without a passphrase. Raises SignatureError.
     """
     try:
-        signer = model_signing.signing.Config()  # type: ignore[no-untyped-call]
-        signer.use_elliptic_key_signer(private_key=private_key).set_hashing_config(_every_file(directory))
-        signer.sign(directory, directory / SIGNATURE)
+        config = model_signing.signing.Config()  # type: ignore[no-untyped-call]
+        config.use_elliptic_key_signer(private_key=private_key).set_hashing_config(_every_file(directory))
+        config.sign(directory, directory / SIGNATURE)
     except (OSError, ValueError, TypeError) as error:
         raise _useless(private_key, error) from error
 

@@ -207,6 +207,17 @@ def test_ranks_that_are_started_again_find_each_other_and_go_on(
     assert [line["step"] for line in metrics(run_of(runs)) if line["kind"] == "train"] == list(range(1, 19))
 
 
+def test_processes_of_hardware_devices_train_together(
+    checkout: Checkout, odd_folder: Path, tmp_path: Path
+) -> None:
+    """Without any launcher: Fabric starts the others, and tells them less than torchrun does."""
+    chosen = options(odd_folder, tmp_path / "runs", training__epochs=1, hardware__devices=2)
+    result = outcome(checkout.start(*Setup(strategy="ddp").command(chosen)), DEADLINE_SECONDS)
+    assert result.returncode == 0, result.stderr
+    environment = json.loads((run_of(tmp_path / "runs") / "environment.json").read_bytes())
+    assert environment["world_size"] == 2
+
+
 def test_sharded_validation_ends_where_ranks_have_unequal_numbers_of_batches(
     checkout: Checkout, odd_folder: Path, tmp_path: Path
 ) -> None:

@@ -37,7 +37,7 @@ def test_bar_says_how_training_goes_and_what_it_takes(monkeypatch: pytest.Monkey
 
 def test_elsewhere_an_epoch_is_a_line(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
-    with display(10, 2, speaks=True) as show:
+    with redirect_stderr(io.StringIO()), display(10, 2, speaks=True) as show:
         show.step(5, 1.25, 1e-3, Meter(torch.device("cpu")))
         show.epoch(0, 5, "raw", SCORE)
     (line,) = caplog.messages

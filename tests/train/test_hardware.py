@@ -48,6 +48,9 @@ def test_tasks_of_srun_train_together_and_not_each_by_itself(monkeypatch: pytest
     monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "3")
     with pytest.raises(HardwareError, match="3 tasks on 2 nodes"):
         _launched(devices=1)
+    monkeypatch.setenv("WORLD_SIZE", "2")  # Fabric, to a process that it started for hardware.devices
+    monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "1")
+    assert _launched(devices=2) == (2, 2)
     monkeypatch.setenv("WORLD_SIZE", "8")  # torchrun in each task of srun
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
     assert _launched(devices=1) == (8, 4)

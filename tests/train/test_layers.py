@@ -33,7 +33,7 @@ class Branches(nn.Module):
 def take_a_step(model: Branches, pulse: Pulse, *names: str) -> None:
     model.zero_grad()
     model(*names).sum().backward()
-    pulse.feel()
+    pulse.observe()
 
 
 def test_layer_without_gradient_for_a_whole_window_is_named_once(alone: Machine) -> None:
@@ -42,7 +42,7 @@ def test_layer_without_gradient_for_a_whole_window_is_named_once(alone: Machine)
     for expected in ("in 2 steps no gradient has reached right", ""):
         for _ in range(2):
             take_a_step(model, pulse, "left")
-        assert pulse.dead(alone) == expected
+        assert pulse.take_dead(alone) == expected
 
 
 def test_layer_that_only_some_steps_reach_is_alive(alone: Machine) -> None:
@@ -50,9 +50,9 @@ def test_layer_that_only_some_steps_reach_is_alive(alone: Machine) -> None:
     model = Branches()
     pulse = Pulse(model, 2, CPU)
     take_a_step(model, pulse, "left")
-    assert pulse.dead(alone) == ""
+    assert pulse.take_dead(alone) == ""
     take_a_step(model, pulse, "left", "right")
-    assert pulse.dead(alone) == ""
+    assert pulse.take_dead(alone) == ""
 
 
 def test_dead_activation_is_found_by_the_layer_in_front_of_it(alone: Machine) -> None:
@@ -62,7 +62,7 @@ def test_dead_activation_is_found_by_the_layer_in_front_of_it(alone: Machine) ->
             side.bias.fill_(-1e6)  # nothing passes the ReLU any more
     pulse = Pulse(model, 1, CPU)
     take_a_step(model, pulse, "left", "right")
-    assert pulse.dead(alone) == "in 1 steps no gradient has reached left, right"
+    assert pulse.take_dead(alone) == "in 1 steps no gradient has reached left, right"
 
 
 def test_frozen_layers_are_not_dead(alone: Machine) -> None:
@@ -70,13 +70,13 @@ def test_frozen_layers_are_not_dead(alone: Machine) -> None:
     model.right.requires_grad_(requires_grad=False)
     pulse = Pulse(model, 1, CPU)
     take_a_step(model, pulse, "left", "right")
-    assert pulse.dead(alone) == ""
+    assert pulse.take_dead(alone) == ""
 
 
 def test_only_so_many_layers_are_listed(alone: Machine) -> None:
     pulse = Pulse(nn.Sequential(*(nn.Linear(1, 1) for _ in range(9))), 1, CPU)
-    pulse.feel()
-    assert pulse.dead(alone).endswith("reached 0, 1, 2, 3, 4 and 4 more")
+    pulse.observe()
+    assert pulse.take_dead(alone).endswith("reached 0, 1, 2, 3, 4 and 4 more")
 
 
 def test_far_too_large_gradient_is_said() -> None:

@@ -33,10 +33,10 @@ time.sleep(600)
 
 
 @contextmanager
-def launched(program: str, folder: Path) -> Iterator["subprocess.Popen[str]"]:
+def launched(program: str, folder: Path, *options: str) -> Iterator["subprocess.Popen[str]"]:
     """Two ranks that run `program`. Nothing is left of them afterwards."""
     (folder / "program.py").write_text(program)
-    command = [sys.executable, "-m", "train.torchrun", "--standalone", "--nproc-per-node=2"]
+    command = [sys.executable, "-m", "train.torchrun", "--standalone", "--nproc-per-node=2", *options]
     with subprocess.Popen(
         [*command, str(folder / "program.py")], stdout=subprocess.PIPE, text=True
     ) as process:
@@ -49,9 +49,12 @@ def launched(program: str, folder: Path) -> Iterator["subprocess.Popen[str]"]:
 
 
 @pytest.mark.slow
-def test_launcher_that_is_told_to_stop_lets_its_ranks_save_and_says_run_me_again(tmp_path: Path) -> None:
-    """Plain torchrun would end with 1, as if training had failed."""
-    with launched(WAITS_TO_BE_STOPPED, tmp_path) as process:
+@pytest.mark.parametrize("options", [[], ["--max-restarts=1"]])
+def test_launcher_that_is_told_to_stop_lets_its_ranks_save_and_says_run_me_again(
+    tmp_path: Path, options: list[str]
+) -> None:
+    """Plain torchrun would start them again, or end with 1 as if training had failed."""
+    with launched(WAITS_TO_BE_STOPPED, tmp_path, *options) as process:
         assert process.stdout
         assert [process.stdout.readline() for _ in range(2)] == ["ready\n"] * 2
         process.send_signal(signal.SIGTERM)
