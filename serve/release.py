@@ -37,11 +37,13 @@ class GoldenAnswer:
 class Release:
     """An opened release: every file that was to be verified matched its SHA-256 when it was opened.
 
+    name: what it was published as, e.g. `digits-3`; empty if it was before releases said so.
     identity: how answers name it, e.g. `digits/3@9f86d081884c`. artefact: which one of the bundle's it serves.
     tolerance: how far its probabilities may be from those of that artefact where it was proven.
     """
 
     directory: Path
+    name: str
     identity: str
     version: int
     target: Target
@@ -86,6 +88,7 @@ def open_release(directory: Path, *, with_model: bool = True) -> Release:
     preprocess = directory / MODELS / decoder / str(about["version"])
     return Release(
         directory=directory,
+        name=about.get("name", ""),
         identity=about["identity"],
         version=about["version"],
         target=about["target"],

@@ -100,6 +100,7 @@ def pull(address: str, repository: Path, public_key: Path | None = None) -> Path
     with sealed.only_one(repository / RELEASES, f"{repository}"):
         if destination.exists():
             _require_same(destination, manifest, address, public_key)
+            _require_name(destination, name, address)
             logger.info("%s is here already", destination)
             return destination
         logger.info("pulling %s", address)
@@ -129,12 +130,16 @@ def _require_same(destination: Path, manifest: bytes, address: str, public_key: 
         raise RemoteError(f"{destination}: is another release than {address}; releases are never overwritten")
 
 
-def _require_name(staging: Path, name: str, address: str) -> None:
+def _require_name(directory: Path, name: str, address: str) -> None:
     """Nobody may hand out an old release, however well it is signed, as a new one."""
-    release = open_release(staging)
-    plain = f"{release.signature.name}-{release.version}"
-    if name != plain and not name.startswith(f"{plain}-"):
-        raise RemoteError(f"{address}: holds {release.identity}, which is not called {name}")
+    published = open_release(directory, with_model=False).name
+    if not published:
+        raise RemoteError(
+            f"{address}: does not say what it was published as, so that it might be an old release under a new name; "
+            "publish it again"
+        )
+    if name != published:
+        raise RemoteError(f"{address}: was published as {published}, and is not {name}")
 
 
 def _open(address: str) -> _Place:

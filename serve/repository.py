@@ -141,7 +141,7 @@ def publish(
         if release is None:
             release = _free_name(repository / RELEASES, opened, inputs)
             with sealed.stage(release, kind=KIND, inputs=inputs) as staging:
-                _fill(staging, content)
+                _fill(staging, release.name, content)
                 _lint(staging / MODELS)
                 if sign_key is not None:
                     signing.sign(staging, sign_key)
@@ -257,9 +257,10 @@ def _free_name(releases: Path, opened: Bundle, inputs: str) -> Path:
     return plain.with_name(f"{plain.name}-{inputs[:8]}") if plain.exists() else plain
 
 
-def _fill(release: Path, content: _Content) -> None:
+def _fill(release: Path, name: str, content: _Content) -> None:
     about = {
         "format": FORMAT,
+        "name": name,
         "identity": content.bundle.release,
         "version": content.description.version,
         "target": content.description.target,

@@ -77,6 +77,7 @@ def release() -> Release:
     rules = Preprocessing(image_size=32, resize_size=36)
     return Release(
         directory=Path("releases/tiny-1"),
+        name="tiny-1",
         identity="tiny/1@0123",
         version=1,
         target="embedded",

@@ -200,7 +200,6 @@ def test_only_what_its_owner_signed_is_pulled_where_a_key_is_named(
         repository.publish(bundle.directory, tmp_path / "own", "embedded", CPUS, sign_key=private) == signed
     )
     address, unsigned = remote.push(signed, place), remote.push(release.directory, f"{place}/unsigned")
-    as_new = remote.push(shutil.copytree(signed, tmp_path / "tiny-2"), place)
     here = tmp_path / "here"
     for wanted, key, words in (
         (unsigned, public, f"^{unsigned}: is not signed"),
@@ -208,13 +207,34 @@ def test_only_what_its_owner_signed_is_pulled_where_a_key_is_named(
     ):
         with pytest.raises(SignatureError, match=words):
             remote.pull(wanted, here, key)
-    with pytest.raises(RemoteError, match=f"{as_new}: holds {release.identity}, which is not called tiny-2"):
-        remote.pull(as_new, here, public)
+    for name in ("tiny-2", "tiny-1-2", "tiny-1-9f86d081"):
+        as_new = remote.push(shutil.copytree(signed, tmp_path / name), place)
+        with pytest.raises(RemoteError, match=f"^{as_new}: was published as tiny-1, and is not {name}"):
+            remote.pull(as_new, here, public)
     assert nothing_in(here)
     pulled = remote.pull(address, here, public)
     with pytest.raises(SignatureError, match=r"somebody\.pub signed it"):
         remote.pull(address, here, foreign)
     assert files_in(pulled) == files_in(signed)
+
+
+def test_a_release_that_does_not_say_its_name_is_to_be_published_again(
+    release: Release, place: str, tmp_path: Path
+) -> None:
+    """Nor is it when it lies here already. It is opened as ever."""
+    old = variant(
+        release,
+        tmp_path / "releases" / "tiny-1",
+        lambda models: edit_text(models.parent / "release.json", '"name": "tiny-1",', ""),
+    )
+    assert old.identity == release.identity
+    address = remote.push(old.directory, place)
+    for here in (tmp_path / "elsewhere", tmp_path):
+        with pytest.raises(
+            RemoteError, match=f"^{address}: does not say .* published as.*; publish it again"
+        ):
+            remote.pull(address, here)
+    assert nothing_in(tmp_path / "elsewhere")
 
 
 @contextmanager

@@ -73,6 +73,7 @@ def test_another_release_of_the_same_version_stands_beside_the_first(bundle: Bun
     second = publish(bundle, tmp_path, cpus=1)
     assert first.name == "tiny-1"
     assert second.name.startswith("tiny-1-")
+    assert [open_release(one).name for one in (first, second)] == [first.name, second.name]
     assert hashing.of_file(first / sealed.MANIFEST) == before
     assert publish(bundle, tmp_path) == first
 
