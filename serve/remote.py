@@ -144,7 +144,8 @@ def _require_name(directory: Path, name: str, address: str) -> None:
 
 def _open(address: str) -> _Place:
     parts = re.fullmatch(r"s3://(?P<bucket>[^\s/]+)/(?P<key>(?:[^\s/]+/)*\w[\w.-]*)", address)
-    if parts is None:
+    # The library takes neither of these, and does not say so in an error of its own.
+    if parts is None or {".", ".."} & set(address.split("/")) or not address.isprintable():
         raise UsageError(f"{address}: is no address of a release; expected s3://bucket/prefix/release")
     with _plain_errors(address):
         store = S3Store(

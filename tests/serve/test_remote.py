@@ -267,8 +267,10 @@ def breaking_off(directory: Path, *, always: bool) -> Iterator[tuple[str, list[s
 
     with ThreadingHTTPServer((LOOPBACK, 0), Handler) as server:
         threading.Thread(target=server.serve_forever).start()
-        yield f"http://{LOOPBACK}:{server.server_port}", asked
-        server.shutdown()
+        try:
+            yield f"http://{LOOPBACK}:{server.server_port}", asked
+        finally:
+            server.shutdown()
 
 
 def test_a_transfer_that_breaks_off_goes_on_where_it_stopped(
@@ -306,7 +308,18 @@ def test_nobody_there_is_told_without_any_secret(
 
 
 @pytest.mark.parametrize(
-    "address", ["bucket/tiny-1", "s3://bucket", "s3://bucket/.tiny", "s3://b/../x y", "s3:///a"]
+    "address",
+    [
+        "bucket/tiny-1",
+        "s3://bucket",
+        "s3://bucket/.tiny",
+        "s3:///a",
+        "s3://b/x y",
+        "s3://b/../x",
+        "s3://b/./x",
+        "s3://../x",
+        "s3://b/\x7f/x",
+    ],
 )
 def test_what_is_no_address_is_wrong_usage(tmp_path: Path, address: str) -> None:
     with pytest.raises(UsageError, match="is no address of a release; expected s3://bucket/prefix/release"):
