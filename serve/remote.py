@@ -11,6 +11,7 @@ Credentials, region and endpoint come from the environment alone: AWS_ACCESS_KEY
 AWS_DEFAULT_REGION, AWS_ENDPOINT_URL, or what a cluster gives its pods in their place.
 """
 
+import hashlib
 import logging
 import os
 import re
@@ -74,8 +75,9 @@ def push(directory: Path, place: str) -> str:
             f"{there.address}: is another release; releases are never overwritten: push this one below another prefix"
         )
     logger.info("pushing %s (%s) to %s", directory.name, release.identity, there.address)
-    for name in (*sealed.read_manifest(release.directory).files, MANIFEST):
-        _upload(release.directory / name, there, name)
+    files = {**sealed.read_manifest(release.directory).files, MANIFEST: hashing.of_bytes(manifest)}
+    for name, sha256 in files.items():
+        _upload(release.directory / name, there, name, sha256)
     return there.address
 
 
@@ -89,7 +91,8 @@ def pull(address: str, repository: Path, public_key: Path | None = None) -> Path
     Raises:
         UsageError: `address` is no address of a release.
         SignatureError: the release is not as the owner of the key signed it.
-        SealError, RemoteError: it is damaged, another one is here under its name, or the storage does not give it.
+        SealError, RemoteError: it is damaged, was published under another name, another one is here under its name, or
+            the storage does not give it.
     """
     there = _open(address.rstrip("/"))
     name = there.address.rpartition("/")[2]
@@ -172,12 +175,20 @@ def _read(there: _Place, name: str) -> bytes | None:
             return None
 
 
-def _upload(path: Path, there: _Place, name: str) -> None:
+def _chunks(there: _Place, name: str) -> Iterator[obstore.Bytes]:
+    """A file of any size. Goes on where it stopped if the connection breaks."""
+    yield from obstore.get(there.store, name).stream(min_chunk_size=CHUNK_BYTES)
+
+
+def _upload(path: Path, there: _Place, name: str, sha256: str) -> None:
     with _plain_errors(f"{there.address}/{name}"):
         try:
             obstore.put(there.store, name, path, mode="create")
         except AlreadyExistsError:
-            if _read(there, name) != path.read_bytes():
+            found = hashlib.sha256()
+            for chunk in _chunks(there, name):
+                found.update(chunk)
+            if found.hexdigest() != sha256:
                 raise RemoteError(
                     f"{there.address}/{name}: is there already, and is another; nothing is overwritten. If an earlier "
                     "push was cut short, remove what it left"
@@ -187,7 +198,7 @@ def _upload(path: Path, there: _Place, name: str) -> None:
 def _download(there: _Place, name: str, path: Path, sha256: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with _plain_errors(f"{there.address}/{name}"), path.open("wb") as file:
-        for chunk in obstore.get(there.store, name).stream(min_chunk_size=CHUNK_BYTES):
+        for chunk in _chunks(there, name):
             file.write(chunk)
     if hashing.of_file(path) != sha256:
         raise RemoteError(
