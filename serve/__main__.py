@@ -327,9 +327,11 @@ def _smoke_options(parser: argparse.ArgumentParser) -> None:
 
 def _smoke(options: argparse.Namespace) -> Path:
     from serve import smoke
+    from serve.release import open_release
 
-    predictions = smoke.predictions_of(options.bundle, options.evaluation)
-    return smoke.run(options.release, options.images, predictions, options.output)
+    release = open_release(options.release, with_model=False)  # the test reads the model
+    predictions = smoke.predictions_of(release, options.bundle, options.evaluation)
+    return smoke.run(release.directory, options.images, predictions, options.output)
 
 
 def _predict_options(parser: argparse.ArgumentParser) -> None:

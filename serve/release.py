@@ -39,7 +39,7 @@ class Release:
 
     name: what it was published as, e.g. `digits-3`; empty if it was before releases said so.
     identity: how answers name it, e.g. `digits/3@9f86d081884c`. artefact: which one of the bundle's it serves.
-    tolerance: how far its probabilities may be from those of that artefact where it was proven.
+    tolerance: how far its probabilities may be from those of that artefact where it was proven. bundle: its seal.
     """
 
     directory: Path
@@ -49,6 +49,7 @@ class Release:
     target: Target
     artefact: str
     tolerance: float
+    bundle: str
     signature: Signature
     golden: tuple[GoldenAnswer, ...]
 
@@ -94,6 +95,7 @@ def open_release(directory: Path, *, with_model: bool = True) -> Release:
         target=about["target"],
         artefact=about["artefact"],
         tolerance=about["tolerance"],
+        bundle=about["bundle"],
         signature=Signature.load(preprocess / bundle.SIGNATURE),
         golden=tuple(_answer(golden) for golden in bundle.read_golden(preprocess)),
     )

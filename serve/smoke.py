@@ -25,8 +25,10 @@ from serve.protocol import DEADLINE_SECONDS, Answer, RefusedInput, ServingError
 from serve.release import Release, open_release
 from serve.server import Server
 from slipway import hashing, sealed
+from slipway.bundle import KIND as BUNDLE
 from slipway.bundle import SERVED_PREDICTIONS
 from slipway.errors import SlipwayError, UsageError
+from slipway.sealed import SealError
 
 WORKERS = 4
 PREDICTIONS = "predictions.jsonl"
@@ -78,11 +80,22 @@ class ProtocolResult:
     p99_ms: float
 
 
-def predictions_of(bundle: Path, evaluation: Path) -> Path:
+def predictions_of(release: Release, bundle: Path, evaluation: Path) -> Path:
     """The file that says what the artefact of a bundle that is served was found to answer offline.
 
     It is the evaluation's own, but where another artefact than the plain ONNX file is served: export has measured that.
+
+    Raises:
+        UsageError: `bundle` is none, or not the one that the release was made of.
+        SealError: it is damaged.
     """
+    try:
+        seal = sealed.read_manifest(bundle).seal
+    except SealError as error:
+        raise UsageError(f"{error}; expected the bundle that {release.directory} was made of") from None
+    if seal != release.bundle:
+        raise UsageError(f"{bundle}: is not the bundle that {release.directory} was made of")
+    sealed.verify(bundle, BUNDLE)
     of_served = bundle / SERVED_PREDICTIONS
     return of_served if of_served.exists() else evaluation / PREDICTIONS
 

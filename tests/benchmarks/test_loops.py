@@ -83,6 +83,7 @@ def release() -> Release:
         target="embedded",
         artefact="onnx",
         tolerance=1e-4,
+        bundle="",
         signature=Signature(
             name="tiny",
             classes=("x", "y"),

@@ -1,6 +1,7 @@
 """The smoke test passes only where every served answer is offline evaluation's."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,11 @@ import pytest
 from serve import smoke
 from serve.release import Release
 from serve.smoke import SmokeTestFailed, percentile
-from slipway import hashing
+from slipway import hashing, sealed
+from slipway.bundle import KIND as BUNDLE
+from slipway.bundle import Bundle
 from slipway.errors import UsageError
+from slipway.sealed import SealError
 from tests import images
 from tests.serve.tools import Oracle, edit_text, variant
 
@@ -53,12 +57,31 @@ def result(tmp_path: Path) -> dict[str, Any]:
     return json.loads((tmp_path / "out" / "smoke.json").read_text())
 
 
-def test_answers_are_held_against_those_of_the_artefact_that_is_served(tmp_path: Path) -> None:
-    assert smoke.predictions_of(tmp_path / "bundle", tmp_path) == tmp_path / "predictions.jsonl"
-    own = tmp_path / "bundle" / "served" / "predictions.jsonl"
-    own.parent.mkdir(parents=True)
-    own.touch()
-    assert smoke.predictions_of(tmp_path / "bundle", tmp_path) == own
+def test_answers_are_held_against_those_of_the_artefact_that_is_served(
+    bundle: Bundle, release: Release, tmp_path: Path
+) -> None:
+    assert smoke.predictions_of(release, bundle.directory, tmp_path) == tmp_path / "predictions.jsonl"
+    other = tmp_path / "bundle"
+    with sealed.stage(other, kind=BUNDLE) as staging:
+        (staging / "served").mkdir()
+        (staging / "served" / "predictions.jsonl").touch()
+    made_of_other = replace(release, bundle=sealed.read_manifest(other).seal)
+    own = other / "served" / "predictions.jsonl"
+    assert smoke.predictions_of(made_of_other, other, tmp_path) == own
+    own.unlink()
+    with pytest.raises(SealError, match=r"served/predictions\.jsonl: is listed in the manifest but missing"):
+        smoke.predictions_of(made_of_other, other, tmp_path)
+
+
+def test_what_is_not_the_bundle_of_the_release_is_wrong_usage(release: Release, tmp_path: Path) -> None:
+    with sealed.stage(tmp_path / "other", kind=BUNDLE) as staging:
+        (staging / "model").touch()
+    for name, words in (
+        ("typo", r"is not a sealed directory .*; expected the bundle that .* was made of"),
+        ("other", f"is not the bundle that {release.directory} was made of"),
+    ):
+        with pytest.raises(UsageError, match=f"^{tmp_path / name}: {words}"):
+            smoke.predictions_of(release, tmp_path / name, tmp_path)
 
 
 @pytest.mark.integration
