@@ -389,14 +389,22 @@ def _predict(options: argparse.Namespace) -> None:
 def _api_key(file: Path | None, url: str) -> str:
     """Never an option's value: anybody on this machine may read command lines."""
     if file is None:
-        return os.environ.get(API_KEY, "") if url.startswith("https://") else ""
+        where, text = f"{API_KEY} in the environment", os.environ.get(API_KEY, "")
+        if not text or not url.startswith("https://"):
+            return ""
+    else:
+        where, text = f"command line: --api-key-file {file}", _text_of_key(file)
+    key = text.strip()
+    if not re.fullmatch(r"[!-~]+", key):
+        raise UsageError(f"{where}: holds no key; expected one, and nothing else")
+    return key
+
+
+def _text_of_key(file: Path) -> str:
     try:
-        key = file.read_text(encoding="utf-8").strip()
+        return file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"command line: --api-key-file {file}: cannot be read ({error})") from None
-    if not re.fullmatch(r"[!-~]+", key):
-        raise UsageError(f"command line: --api-key-file {file}: holds no key; expected one, and nothing else")
-    return key
 
 
 def _certificates(file: Path | None, url: str) -> Path | None:

@@ -84,6 +84,19 @@ def test_wrong_usage_is_said_in_one_line_and_exits_2(arguments: list[str], words
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.parametrize("key", ["two words", "schl\u00fcssel", " "])
+def test_a_key_out_of_the_environment_is_held_to_what_one_out_of_a_file_is(
+    monkeypatch: pytest.MonkeyPatch, key: str
+) -> None:
+    """And not repeated: it may be all but one."""
+    monkeypatch.setenv("SLIPWAY_API_KEY", key)
+    done = serve("predict", __file__, "--url", "https://127.0.0.1:1")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == (
+        "error: SLIPWAY_API_KEY in the environment: holds no key; expected one, and nothing else\n"
+    )
+
+
 @pytest.mark.parametrize(
     "command",
     ["publish", "promote", "rollback", "list", "verify", "push", "pull", "up", "watch", "smoke", "predict"],
