@@ -17,11 +17,14 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from serve.async_client import ASYNC_CLIENTS, AsyncClient
-from serve.protocol import Answer, NotAllowed, RefusedInput, Unreachable
+from serve.protocol import Answer, NotAllowed, Overloaded, Patience, RefusedInput, Unreachable
 from slipway.errors import SlipwayError, UsageError
 
 # Requests at once: enough for the server to make batches of them.
 CONCURRENT = 8
+# How long a file waits for a server that has no room for it: bulk requests give way for as long as others wait.
+OVERLOADED_SECONDS = 600.0
+# How often a file is sent again that could not be sent: a server that is not there is not waited for.
 RETRIES = 3
 # What to do where no server answers.
 HINTS = {
@@ -64,7 +67,7 @@ def run(
 
     Raises:
         UsageError: an input is or matches no file, or a key would be sent without TLS; nothing was sent.
-        ServingError: the server could not answer.
+        ServingError: the server could not answer, or had no room for a file for OVERLOADED_SECONDS.
         SlipwayError: there is no server, or it does not know the key; or, in the end, some files were refused while
             the others were answered.
     """
@@ -72,7 +75,6 @@ def run(
     connect = partial(
         ASYNC_CLIENTS[protocol],
         url,
-        retries=RETRIES,
         api_key=api_key,
         certificates=certificates,
         priority="bulk",
@@ -151,12 +153,27 @@ async def _rows(files: Sequence[Path], connect: Connect) -> AsyncIterator[Row]:
 
 async def _ask(client: AsyncClient, file: Path) -> Row:
     try:
-        (answer,) = await client.classify([await asyncio.to_thread(file.read_bytes)])
+        answer = await _classify(client, await asyncio.to_thread(file.read_bytes))
     except RefusedInput as error:
         return Row(file=file, error=str(error))
     except OSError as error:
         return Row(file=file, error=f"cannot be read ({error.strerror})")
     return Row(file=file, answer=answer)
+
+
+async def _classify(client: AsyncClient, image: bytes) -> Answer:
+    """Ask until there is room. Each try has a deadline of its own: one for all would run out while a try waits."""
+    room = Patience(OVERLOADED_SECONDS, retries=sys.maxsize)
+    server = Patience(OVERLOADED_SECONDS, RETRIES)
+    while True:
+        try:
+            (answer,) = await client.classify([image])
+        except Overloaded as error:
+            await asyncio.sleep(room.pause_after(error))
+        except Unreachable as error:
+            await asyncio.sleep(server.pause_after(error))
+        else:
+            return answer
 
 
 def _text(row: Row) -> str:

@@ -3,11 +3,16 @@
 import csv
 import json
 from pathlib import Path
+from typing import ClassVar
 
+import numpy as np
+import numpy.typing as npt
 import pytest
 
-from serve import predict
-from serve.predict import CONCURRENT, find_files
+from serve import predict, protocol
+from serve.async_client import ASYNC_CLIENTS, AsyncHttpClient
+from serve.predict import CONCURRENT, RETRIES, find_files
+from serve.protocol import Answer, Overloaded, ServingError, Unreachable
 from serve.release import Release
 from serve.server import LOOPBACK, Server, free_ports
 from slipway.errors import SlipwayError, UsageError
@@ -76,6 +81,50 @@ def test_every_form_has_every_file_in_order(
     assert first["error"].startswith("NOT_AN_IMAGE")
     assert [(row["file"], row["label"]) for row in rest] == list(zip(names, labels, strict=True))
     assert all(max(row["probabilities"]) == row["probability"] for row in rest)
+
+
+class Refusing(AsyncHttpClient):
+    """Asks no server: is refused with these errors, one by one, and answered then."""
+
+    errors: ClassVar[list[ServingError]]
+
+    async def _classify(self, tensor: npt.NDArray[np.object_], top: int, seconds: float) -> list[Answer]:
+        if self.errors:
+            raise self.errors.pop()
+        probabilities = np.ones(1, dtype=np.float32)
+        return [Answer(top=(("7", 1.0),), probabilities=probabilities, release="tiny/1", model_version="1")]
+
+
+@pytest.fixture
+def refusing(monkeypatch: pytest.MonkeyPatch) -> type[Refusing]:
+    monkeypatch.setattr(protocol, "LONGEST_PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr(protocol, "FIRST_PAUSE_SECONDS", 0.0)
+    monkeypatch.setitem(ASYNC_CLIENTS, "http", Refusing)
+    return Refusing
+
+
+def predicted(file: Path) -> list[str]:
+    lines: list[str] = []
+    predict.run([str(file)], f"{LOOPBACK}:1", "http", "text", lines.append)
+    return lines
+
+
+def test_a_saturated_server_is_asked_again_and_one_that_is_away_is_not_for_long(
+    folder: Path, refusing: type[Refusing], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = folder / "good" / "07.png"
+    refusing.errors = [Overloaded("busy") for _ in range(100)] + [Unreachable("away", sent=False)] * RETRIES
+    assert predicted(file) == [f"{file}: 7 (100.0%)"]
+
+    refusing.errors = [Unreachable("away", sent=False)] * (RETRIES + 1)
+    with pytest.raises(SlipwayError, match="away; `make serve` starts one"):
+        predicted(file)
+
+    monkeypatch.setattr(predict, "OVERLOADED_SECONDS", 0.0)
+    monkeypatch.setattr(protocol, "FIRST_PAUSE_SECONDS", 1.0)
+    refusing.errors = [Overloaded("busy")]
+    with pytest.raises(Overloaded, match="busy"):
+        predicted(file)
 
 
 def test_without_a_server_it_says_how_to_start_one(folder: Path, protocol: str) -> None:
