@@ -69,9 +69,17 @@ def require_ordinary_user() -> None:
 
 
 def secrets_of(profile: str) -> dict[str, Path]:
-    """Name -> file of each secret, as Compose understands all its files. Raises SlipwayError if it does not."""
+    """Name -> file of each secret that is a file, as Compose understands all its files.
+
+    A secret of yours may be a variable, or external: Compose itself says when it has none. Raises SlipwayError if
+    Compose does not understand the files.
+    """
     described = json.loads(compose(profile, "config", "--format", "json", capture=True))["secrets"]
-    return {name: Path(secret["file"]) for name, secret in described.items()}
+    return {
+        name: Path(secret["file"])
+        for name, secret in described.items()
+        if "file" in secret and not secret.get("external")
+    }
 
 
 def require_secrets(files: Mapping[str, Path]) -> None:

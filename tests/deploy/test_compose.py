@@ -164,6 +164,17 @@ def test_an_override_of_compose_is_taken_into_account(
     assert files["gateway_keys"] == PROJECT_ROOT / ".gateway" / "keys.conf"
 
 
+def test_secrets_that_are_no_files_are_left_to_compose(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    override = tmp_path / "override.yaml"
+    external, variable = "slack_api_url: {external: true}", "token: {environment: TOKEN}"
+    override.write_text(f"secrets: {{{external}, {variable}}}\nservices: {{watch: {{secrets: [token]}}}}\n")
+    monkeypatch.setenv("COMPOSE_FILE", f"{stack.COMPOSE}:{override}")
+    monkeypatch.setenv("TOKEN", "a secret")
+    assert stack.secrets_of("cpu").keys() == {*stack.WHAT_BRINGS, stack.GRAFANA_PASSWORD} - {"slack_api_url"}
+
+
 def test_root_is_told_that_the_gateway_does_not_run_as_root(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.getuid", lambda: 0)
     monkeypatch.delenv("SLIPWAY_USER", raising=False)
