@@ -23,7 +23,7 @@ class NoProgram(SlipwayError):
 def archive(
     contents: Mapping[str, Path], applets: Iterable[str], folders: Iterable[str] = (), script: str = ""
 ) -> bytes:
-    """The files of an image, as a tar file that an engine imports.
+    """The files of an image, as a tar file that an engine imports: the same bytes as long as they are the same files.
 
     Args:
         contents: path in the image -> a program, library or folder of this machine.

@@ -11,6 +11,7 @@ docs/compose.md.
 import argparse
 import json
 import os
+import re
 import secrets
 import subprocess
 import sys
@@ -69,9 +70,17 @@ def require_ordinary_user() -> None:
 
 
 def secrets_of(profile: str) -> dict[str, Path]:
-    """Name -> file of each secret, as Compose understands all its files. Raises SlipwayError if it does not."""
+    """Name -> file of each secret that is a file, as Compose understands all its files.
+
+    A secret of yours may be a variable, or external: Compose itself says when it has none. Raises SlipwayError if
+    Compose does not understand the files.
+    """
     described = json.loads(compose(profile, "config", "--format", "json", capture=True))["secrets"]
-    return {name: Path(secret["file"]) for name, secret in described.items()}
+    return {
+        name: Path(secret["file"])
+        for name, secret in described.items()
+        if "file" in secret and not secret.get("external")
+    }
 
 
 def require_secrets(files: Mapping[str, Path]) -> None:
@@ -89,10 +98,27 @@ def require_secrets(files: Mapping[str, Path]) -> None:
 
 
 def make_password(path: Path) -> None:
-    """For the user admin of Grafana; readable for its owner alone."""
+    """For the user admin of Grafana; readable for its owner alone, and that is whom Grafana runs as.
+
+    Raises SlipwayError if it cannot be given to that user. The file is empty then, and made again the next time.
+    """
+    if not re.fullmatch(r"\d+:\d+", user()):
+        raise SlipwayError(f"SLIPWAY_USER: {user()!r} is no uid:gid, such as 1000:1000")
+    uid, gid = map(int, user().split(":"))
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
+        try:
+            os.fchown(file.fileno(), uid, gid)
+        except PermissionError:
+            raise SlipwayError(
+                f"{relative_to_project(path)}: cannot be given to SLIPWAY_USER, {user()}; call this as that user"
+            ) from None
         file.write(secrets.token_urlsafe(24))
+
+
+def user() -> str:
+    """uid:gid of whom a service runs as that reads a secret: secrets are readable for their owner alone."""
+    return os.environ.get("SLIPWAY_USER", f"{os.getuid()}:{os.getgid()}")
 
 
 def compose(profile: str, *arguments: str, capture: bool = False) -> str:
@@ -100,12 +126,10 @@ def compose(profile: str, *arguments: str, capture: bool = False) -> str:
 
     Raises SlipwayError if it fails.
     """
-    # Secrets are readable for their owner alone: whatever reads one runs as that user.
-    environment = {"SLIPWAY_USER": f"{os.getuid()}:{os.getgid()}", **os.environ}
     done = subprocess.run(
         [PROGRAM, "--profile", profile, *arguments],
         cwd=COMPOSE.parent,
-        env=environment,
+        env={**os.environ, "SLIPWAY_USER": user()},
         stdout=subprocess.PIPE if capture else None,
         text=True,
         check=False,

@@ -45,11 +45,10 @@ def ensure(client: docker.DockerClient) -> str:
             f"{MODULE}, to be put into an image, was not found; on Debian `make programs` installs it"
         )
     contents[str(MODULE)] = MODULE
-    made_from = [hashing.of_file(path) for path in (Path(__file__), *contents.values())]
-    tag = f"{version()}-{hashing.of_data(made_from)[:12]}"
+    archive = program_image.archive(contents, APPLETS, script=ENTRY_POINT)
+    tag = f"{version()}-{hashing.of_data([hashing.of_bytes(archive), CHANGES])[:12]}"
     name = f"{REPOSITORY}:{tag}"
     if not client.images.list(name):
-        archive = program_image.archive(contents, APPLETS, script=ENTRY_POINT)
         client.api.import_image_from_data(archive, REPOSITORY, tag, changes=CHANGES)
     return name
 

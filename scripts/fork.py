@@ -34,6 +34,14 @@ IMPORTED = re.compile(r"(?m)^\s*(?:from|import) (\w+)")
 class ForkError(Exception):
     """A sentence for the person who runs this."""
 
+    exit_code = 1
+
+
+class UsageError(ForkError):
+    """A name or a commit that will not do."""
+
+    exit_code = 2
+
 
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="fork.py", description=__doc__.split("\n", maxsplit=1)[0])
@@ -54,7 +62,7 @@ def main(arguments: list[str]) -> int:
             print(update(ROOT, options.commit))
     except ForkError as error:
         print(f"error: {error}", file=sys.stderr)
-        return 1
+        return error.exit_code
     return 0
 
 
@@ -65,9 +73,9 @@ def require_nothing_uncommitted(root: Path) -> None:
 
 
 def require_usable(root: Path, name: str) -> None:
-    """Raises ForkError, saying why, if the fork cannot be called so."""
+    """Raises UsageError, saying why, if the fork cannot be called so; ForkError if it has a name already."""
     if not re.fullmatch(r"[a-z][a-z0-9]{1,19}", name) or keyword.iskeyword(name):
-        raise ForkError(
+        raise UsageError(
             f"{name!r} cannot be imported everywhere; take a word of 2 to 20 lower-case letters and digits"
         )
     if (now := name_of(root)) != UPSTREAM:
@@ -75,7 +83,7 @@ def require_usable(root: Path, name: str) -> None:
     sources = [root / path for path in tracked(root) if path.endswith(".py")]
     imported = {word for file in sources for word in IMPORTED.findall(file.read_text(encoding="utf-8"))}
     if name in imported | sys.stdlib_module_names or (root / name).exists():
-        raise ForkError(f"{name} is imported here already, as something else")
+        raise UsageError(f"{name} is imported here already, as something else")
 
 
 def name_of(root: Path) -> str:
@@ -117,11 +125,12 @@ def renamed(text: str, name: str) -> str:
 def update(root: Path, commit: str) -> str:
     """Merge a commit of upstream's into the checkout; returns what is left to do.
 
-    Raises ForkError if there is no such commit, or nothing in common with it.
+    Raises:
+        UsageError: there is no such commit.
+        ForkError: there is no history in common with it; or all is merged but what conflicts.
     """
     name = name_of(root)
-    theirs = git(root, "rev-parse", "--verify", f"{commit}^{{commit}}")
-    base = git(root, "merge-base", "HEAD", theirs)
+    theirs, base = common_history(root, commit)
     if base == theirs:
         return f"{commit} is merged already"
     trees = [tree_called(root, name, one) for one in (base, theirs)]
@@ -139,8 +148,30 @@ def update(root: Path, commit: str) -> str:
     (folder / "MERGE_HEAD").write_text(f"{theirs}\n")
     (folder / "MERGE_MSG").write_text(f"Merge {commit} of upstream\n")
     if done.returncode:
-        return f"{done.stdout.strip()}\nmend what conflicts, then: git add …, make test-fast, git commit"
+        raise ForkError(
+            f"not all could be merged:\n{done.stdout.strip()}\n"
+            "mend what conflicts, then: git add …, make test-fast, git commit"
+        )
     return "merged; look at it (git diff --staged), try it (make test-fast), then: git commit"
+
+
+def common_history(root: Path, commit: str) -> tuple[str, str]:
+    """A commit of upstream's by its hash, and the last one before it that is merged.
+
+    Raises UsageError if there is no such commit, ForkError if there is no history in common with it.
+    """
+    try:
+        theirs = git(root, "rev-parse", "--verify", f"{commit}^{{commit}}")
+    except ForkError:
+        raise UsageError(f"{commit} is no commit here; `git fetch upstream` brings upstream's") from None
+    try:
+        return theirs, git(root, "merge-base", "HEAD", theirs)
+    except ForkError:
+        raise ForkError(
+            f"{commit} has no history in common with this checkout; if it is shallow: git fetch --unshallow; if it "
+            "began as a copy of a commit of upstream's, say of which, once: git merge --strategy ours "
+            "--allow-unrelated-histories COMMIT"
+        ) from None
 
 
 def tree_called(root: Path, name: str, commit: str) -> str:
@@ -179,7 +210,8 @@ def _run(root: Path, *command: str) -> str:
     except FileNotFoundError:
         raise ForkError(f"{command[0]} is missing; `make lint` puts it there") from None
     if done.returncode:
-        raise ForkError(f"{' '.join(command[:3])}: {done.stderr.strip()}")
+        said = done.stderr.strip() or f"exit code {done.returncode}, without a word"
+        raise ForkError(f"{' '.join(command[:3])}: {said}")
     return done.stdout
 
 

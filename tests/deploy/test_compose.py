@@ -4,6 +4,7 @@ Compose itself reads the file; no engine and no image is needed for that.
 """
 
 import json
+import os
 import re
 import subprocess
 from pathlib import Path
@@ -164,6 +165,17 @@ def test_an_override_of_compose_is_taken_into_account(
     assert files["gateway_keys"] == PROJECT_ROOT / ".gateway" / "keys.conf"
 
 
+def test_secrets_that_are_no_files_are_left_to_compose(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    override = tmp_path / "override.yaml"
+    external, variable = "slack_api_url: {external: true}", "token: {environment: TOKEN}"
+    override.write_text(f"secrets: {{{external}, {variable}}}\nservices: {{watch: {{secrets: [token]}}}}\n")
+    monkeypatch.setenv("COMPOSE_FILE", f"{stack.COMPOSE}:{override}")
+    monkeypatch.setenv("TOKEN", "a secret")
+    assert stack.secrets_of("cpu").keys() == {*stack.WHAT_BRINGS, stack.GRAFANA_PASSWORD} - {"slack_api_url"}
+
+
 def test_root_is_told_that_the_gateway_does_not_run_as_root(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.getuid", lambda: 0)
     monkeypatch.delenv("SLIPWAY_USER", raising=False)
@@ -201,3 +213,30 @@ def test_a_password_is_made_once_and_is_for_its_owner(tmp_path: Path) -> None:
     assert password.stat().st_mode & 0o777 == 0o600
     stack.require_secrets(files)
     assert password.read_text() == text
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
+def test_a_password_that_root_makes_is_for_whom_grafana_runs_as(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SLIPWAY_USER", "12345:54321")
+    stack.make_password(tmp_path / "password")
+    status = (tmp_path / "password").stat()
+    assert (status.st_uid, status.st_gid, status.st_mode & 0o777) == (12345, 54321, 0o600)
+
+
+def test_a_password_that_cannot_be_given_away_is_not_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*arguments: int) -> None:
+        raise PermissionError
+
+    path = tmp_path / "password"
+    monkeypatch.setenv("SLIPWAY_USER", "alice")
+    with pytest.raises(SlipwayError, match="SLIPWAY_USER: 'alice' is no uid:gid"):
+        stack.make_password(path)
+    monkeypatch.setenv("SLIPWAY_USER", "12345:12345")
+    monkeypatch.setattr("os.fchown", refuse)
+    with pytest.raises(SlipwayError, match="cannot be given to SLIPWAY_USER, 12345:12345; call this as that"):
+        stack.make_password(path)
+    assert not path.read_text()

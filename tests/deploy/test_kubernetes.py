@@ -367,6 +367,17 @@ def test_only_a_pulled_and_signed_release_is_served_from_storage() -> None:
     assert not of_kind("overlays/s3-release", "PersistentVolumeClaim")
 
 
+def test_commands_in_manifests_say_where_and_put_no_secret_on_a_command_line() -> None:
+    lines = [
+        line for path in FOLDER.rglob("*.yaml") for line in path.read_text(encoding="utf-8").splitlines()
+    ]
+    creating = [line for line in lines if "kubectl" in line and "create" in line]
+    assert len(creating) == 3
+    for line in creating:
+        assert "kubectl -n slipway create " in line
+        assert "--from-literal" not in line
+
+
 def test_kserve_serves_only_a_verified_release_with_the_flags_of_the_image() -> None:
     _, container = server("overlays/kserve")
     script = container["args"][-1]

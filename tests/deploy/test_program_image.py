@@ -3,11 +3,14 @@
 import io
 import tarfile
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from deploy import program_image, stand_in_nginx
 from deploy.program_image import NoProgram
+from scripts import programs
 from tests.programs import require
 
 
@@ -39,3 +42,27 @@ def test_javascript_module_that_is_missing_is_named(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(stand_in_nginx, "MODULE", Path("/nowhere/njs.so"))
     with pytest.raises(NoProgram, match=r"/nowhere/njs\.so, to be put into an image, was not found"):
         stand_in_nginx.ensure(None)
+
+
+def test_stand_in_is_made_once_and_again_when_anything_in_it_is_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    require(*stand_in_nginx.PROGRAMS.values(), "busybox", str(stand_in_nginx.MODULE))
+    made: list[str] = []
+
+    def import_image(archive: bytes, repository: str, tag: str, changes: list[str]) -> None:
+        made.append(f"{repository}:{tag}")
+
+    engine: Any = SimpleNamespace(
+        images=SimpleNamespace(list=lambda name: [one for one in made if one == name]),
+        api=SimpleNamespace(import_image_from_data=import_image),
+    )
+    name = stand_in_nginx.ensure(engine)
+    assert stand_in_nginx.ensure(engine) == name
+    assert made == [name]
+    other = tmp_path / "busybox"
+    other.write_text("another one")
+    other.chmod(0o755)
+    monkeypatch.setattr("scripts.programs.SEARCHED", f"{tmp_path}:{programs.SEARCHED}")
+    assert stand_in_nginx.ensure(engine) != name
+    assert len(made) == 2

@@ -38,7 +38,7 @@ from tests.serve.tools import CPUS, wait_until
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
 Image = tuple[str, Base]
-# Whoever calls `make stack` and owns the secrets.
+# Who owns the secrets; root calls `make stack` in his name.
 USER = 12345
 # Service -> the program of Debian's that stands in for it, and where it lies in the real image.
 STAND_INS = {
@@ -229,6 +229,13 @@ def test_golden_images_are_answered_through_the_gateway_to_who_has_a_key(
         client.classify([golden[0].image])
     status = running.container("gateway").exec_run(["cat", "/proc/1/status"]).output.decode()
     assert re.search(rf"^Uid:\t{USER}\t", status, re.MULTILINE)
+
+
+def test_grafana_can_read_the_password_that_was_made_for_it(running: Stack) -> None:
+    """By root, while Grafana runs as somebody else and without capabilities."""
+    found = running.container("grafana").exec_run(["cat", f"/run/secrets/{stack.GRAFANA_PASSWORD}"])
+    assert found.exit_code == 0
+    assert found.output.decode() == (running.folder / stack.GRAFANA_PASSWORD).read_text()
 
 
 def test_all_that_monitors_finds_what_it_is_told_of(running: Stack) -> None:

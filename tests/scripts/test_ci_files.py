@@ -62,6 +62,17 @@ def test_both_call_the_same_targets_in_the_same_jobs() -> None:
     assert called >= {target for target in TARGETS if target.startswith(("benchmark-", "chaos-"))}
 
 
+def test_tests_that_need_programs_and_root_get_both() -> None:
+    """On GitLab everybody is root. Without CI, which sudo would hide, what cannot run would be skipped."""
+    for name, job in [*github().items(), *gitlab().items()]:
+        called = list(targets(job))
+        if not {"test", "chaos-serve"} & set(called):
+            continue
+        assert called[0] == "programs", name
+        others = [command for command in commands(job) if "make programs" not in command]
+        assert "script" in job or all(one.startswith("sudo --preserve-env=CI ") for one in others), name
+
+
 def test_what_is_checked_before_a_merge_is_what_this_repository_checks() -> None:
     ours = re.findall(r"(?m)^step make ([a-z-]+)", (ROOT / ".ci" / "run").read_text(encoding="utf-8"))
     changes = [load(path) for path in WORKFLOWS if "pull_request" in load(path)["on"]]

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from scripts import fork
-from scripts.fork import ForkError
+from scripts.fork import ForkError, UsageError
 
 ROOT = Path(__file__).resolve().parents[2]
 WHO = ("-c", "user.name=somebody", "-c", "user.email=somebody@example.org")
@@ -99,12 +99,55 @@ def test_update_brings_what_upstream_did_under_the_new_name_and_keeps_what_the_f
 def test_update_that_conflicts_is_left_to_be_mended(upstream: Path, renamed: Path) -> None:
     commit(upstream, {"README.md": "# Slipway, faster\n"})
     fork.git(renamed, "fetch", "--quiet")
-    said = fork.update(renamed, "FETCH_HEAD")
-    assert "CONFLICT" in said
-    assert "README.md" in said
+    with pytest.raises(ForkError, match=r"(?s)not all could be merged:.*CONFLICT.*README\.md.*mend what"):
+        fork.update(renamed, "FETCH_HEAD")
     assert "<<<<<<<" in (renamed / "README.md").read_text()
     commit(renamed, {"README.md": "# Our Harbour, faster\n"})
     assert fork.update(renamed, "FETCH_HEAD") == "FETCH_HEAD is merged already"
+
+
+def test_update_of_a_copy_without_history_says_how_to_give_it_one(upstream: Path, tmp_path: Path) -> None:
+    root = tmp_path / "copy"
+    root.mkdir()
+    fork.git(root, "init", "--quiet")
+    commit(root, FILES)
+    fork.rename(root, "harbour")
+    commit(root, {"README.md": "# Our Harbour\n"})
+    fork.git(root, "fetch", "--quiet", str(upstream))
+    with pytest.raises(ForkError, match="FETCH_HEAD has no history in common with this checkout"):
+        fork.update(root, "FETCH_HEAD")
+    fork.git(
+        root, *WHO, "merge", "--strategy", "ours", "--allow-unrelated-histories", "--no-edit", "FETCH_HEAD"
+    )
+    commit(upstream, {"serve/tide.py": "import slipway\n"})
+    fork.git(root, "fetch", "--quiet", str(upstream))
+    assert fork.update(root, "FETCH_HEAD").startswith("merged; look at it")
+    assert (root / "serve" / "tide.py").read_text() == "import harbour\n"
+    assert (root / "README.md").read_text() == "# Our Harbour\n"
+
+
+def test_exit_codes(
+    upstream: Path, renamed: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """0 done, 1 failed, also by a conflict, 2 wrong usage."""
+    commit(upstream, {"README.md": "# Slipway, faster\n"})
+    fork.git(renamed, "fetch", "--quiet")
+    monkeypatch.setattr(fork, "ROOT", renamed)
+    assert fork.main(["update", "HEAD"]) == 0
+    assert "HEAD is merged already" in capsys.readouterr().out
+    assert fork.main(["update", "upstream/mian"]) == 2
+    assert "upstream/mian is no commit here; `git fetch upstream`" in capsys.readouterr().err
+    assert fork.main(["rename", "quay"]) == 1
+    assert "error: this fork is called harbour already" in capsys.readouterr().err
+    assert fork.main(["update", "FETCH_HEAD"]) == 1
+    assert "CONFLICT" in capsys.readouterr().err
+    monkeypatch.setattr(fork, "ROOT", upstream)
+    assert fork.main(["rename", "Acme"]) == 2
+    assert "error: 'Acme' cannot be imported everywhere" in capsys.readouterr().err
+    assert fork.main(["rename", "acme"]) == 0
+    assert "called acme; look at it" in capsys.readouterr().out
+    assert fork.main(["rename", "other"]) == 1
+    assert "commit or stash them first" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -119,7 +162,7 @@ def test_update_that_conflicts_is_left_to_be_mended(upstream: Path, renamed: Pat
     ],
 )
 def test_name_that_would_not_do_is_refused(upstream: Path, name: str, words: str) -> None:
-    with pytest.raises(ForkError, match=words):
+    with pytest.raises(UsageError, match=words):
         fork.require_usable(upstream, name)
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from scripts import programs
+from tests.programs import require
 
 
 def write_list(monkeypatch: pytest.MonkeyPatch, folder: Path, text: str) -> None:
@@ -44,3 +45,12 @@ def test_package_manager_that_fails_is_quoted(capsys: pytest.CaptureFixture[str]
     # An option that it does not know fails before anything is fetched.
     assert programs.run_apt("update", "--no-such-option") == 1
     assert "--no-such-option" in capsys.readouterr().err
+
+
+def test_a_test_whose_program_is_missing_is_skipped_but_fails_in_ci(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CI", raising=False)
+    with pytest.raises(pytest.skip.Exception, match="no-such-program not found; `make programs`"):
+        require("bash", "no-such-program")
+    monkeypatch.setenv("CI", "true")
+    with pytest.raises(pytest.fail.Exception, match="no-such-program not found; `make programs`"):
+        require("bash", "no-such-program")

@@ -46,7 +46,7 @@ class Sample:
 
 
 class Watch:
-    """Looks every two seconds, for as long as a `with` block lasts.
+    """Looks every two seconds, for as long as a `with` block lasts. Others may look, too, at any moment.
 
     temporary: the service's own directory for temporary files.
     """
@@ -55,6 +55,7 @@ class Watch:
         self._service = service
         self._temporary = temporary
         self._identities: set[str] = set()
+        self._lock = threading.Lock()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run)
         self.samples: list[Sample] = []
@@ -69,18 +70,25 @@ class Watch:
         self._stop.set()
         self._thread.join()
 
-    def look(self) -> Holdings:
-        """Raises psutil.NoSuchProcess or OSError if a process ends meanwhile."""
+    def look(self) -> Holdings | None:
+        """Nothing if a process ends meanwhile: the next look is as good."""
+        with suppress(psutil.Error, OSError):
+            return self._look()
+        return None
+
+    def _look(self) -> Holdings:
         processes = self._service.processes()
         commands = [" ".join(process.cmdline()) for process in processes]
         servers = [found[1] for line in commands if (found := re.search(r"tritonserver --id=(\S+)", line))]
-        self._identities.update(servers)
+        with self._lock:
+            self._identities.update(servers)
+            known = list(self._identities)
         return Holdings(
             memory=sum(map(_proportional_bytes, processes)),
             descriptors=sum(process.num_fds() for process in processes),
             processes=len(processes),
             servers=len(servers),
-            regions=sum(len(list(shared_memory.DIRECTORY.glob(f"{one}*"))) for one in self._identities),
+            regions=sum(len(list(shared_memory.DIRECTORY.glob(f"{one}*"))) for one in known),
             folders=len(list(self._temporary.iterdir())),
         )
 
@@ -94,8 +102,9 @@ class Watch:
 
     def _run(self) -> None:
         while not self._stop.wait(SAMPLE_SECONDS):
-            with suppress(psutil.Error, OSError):  # a process has just ended; the next look is as good
-                self.samples.append(Sample(time.monotonic(), self.look()))
+            moment = time.monotonic()
+            if holdings := self.look():
+                self.samples.append(Sample(moment, holdings))
 
 
 def median_memory(seen: Sequence[Holdings]) -> float:

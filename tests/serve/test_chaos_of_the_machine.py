@@ -25,7 +25,7 @@ from serve.client import CLIENTS
 from serve.protocol import ServerFailure
 from serve.release import Release
 from tests import images
-from tests.programs import require
+from tests.programs import cannot_run, require
 from tests.serve.chaos import Disturbed, fault, probe_seconds, wait_until_steady
 from tests.serve.line import Line
 from tests.serve.load import Load
@@ -78,7 +78,7 @@ class Machine(Disturbed):
 def machine(release: Release, rounds: int, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
     tried = subprocess.run([*NEW_MACHINE, "true"], check=False, capture_output=True, text=True)
     if tried.returncode != 0:
-        pytest.skip(f"a network and mounts of one's own cannot be had here: {tried.stderr.strip()}")
+        cannot_run(f"a network and mounts of one's own cannot be had here: {tried.stderr.strip()}")
     require("cc", "ip", "iptables")
     folder = tmp_path_factory.mktemp("machine")
     variant(release, folder / "releases" / "tiny-1", lambda _: None)

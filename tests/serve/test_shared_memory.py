@@ -12,6 +12,7 @@ import pytest
 from serve import shared_memory
 from serve.release import Release
 from slipway.paths import PROJECT_ROOT
+from tests.programs import cannot_run
 
 
 @pytest.fixture
@@ -88,7 +89,7 @@ def test_a_request_that_finds_no_shared_memory_is_an_error_and_the_next_ones_are
     trial = ["unshare", "--mount", "mount", "-t", "tmpfs", "tmpfs", "/dev/shm"]
     tried = subprocess.run(trial, check=False, capture_output=True, text=True)
     if tried.returncode != 0:
-        pytest.skip(f"another /dev/shm cannot be mounted here: {tried.stderr.strip()}")
+        cannot_run(f"another /dev/shm cannot be mounted here: {tried.stderr.strip()}")
     mount = 'mount -t tmpfs -o size=16m tmpfs /dev/shm && exec "$@"'
     command = ["unshare", "--mount", "sh", "-c", mount, "sh", sys.executable, "-c", EXHAUST]
     subprocess.run([*command, str(release.directory)], check=True, cwd=PROJECT_ROOT)

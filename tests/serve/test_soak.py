@@ -163,8 +163,11 @@ def at_rest(watch: Watch) -> Holdings:
     found: list[Holdings] = []
 
     def seen() -> bool:
-        found.append(watch.look())
-        return found[-1].servers == 2
+        holdings = watch.look()
+        if holdings is None or holdings.servers != 2:
+            return False
+        found.append(holdings)
+        return True
 
     wait_until(seen, PATIENCE)
     return found[-1]
@@ -182,8 +185,10 @@ def holds_no_more(now: Holdings, before: Holdings) -> bool:
 
 def report(windows: list[Window], start: float) -> None:
     for window in windows:
+        about = f"{window.part:9} {window.end - start:5.0f} s"
+        assert window.seen, f"{about}  not once seen with as many servers as there should be"
         last = window.seen[-1]
         print(
-            f"{window.part:9} {window.end - start:5.0f} s  {median_memory(window.seen) / 2**20:7.2f} MB  "
+            f"{about}  {median_memory(window.seen) / 2**20:7.2f} MB  "
             f"{last.descriptors} descriptors  {last.processes} processes  {last.regions} regions"
         )
