@@ -96,6 +96,8 @@ def test_wrong_usage_that_argparse_finds_has_the_same_code() -> None:
 
 def test_ctrl_c_ends_quietly_and_runs_what_cleans_up() -> None:
     done = run(
+        # What is started in the background by a shell inherits that Ctrl-C is ignored.
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         "try:\n"
         "    os.kill(os.getpid(), signal.SIGINT)\n"
         "    time.sleep(10)\n"
