@@ -28,6 +28,7 @@ import psutil
 
 from scripts import programs
 from serve import tether
+from slipway import files
 from slipway.errors import SlipwayError
 
 USUAL_SOCKET = Path("/var/run/docker.sock")
@@ -101,11 +102,7 @@ def client(host: str) -> contextlib.closing[docker.DockerClient]:
 @contextmanager
 def _owned(folder: Path) -> Iterator[None]:
     """The folder of an engine is locked for as long as its caller lives, and removed in the end."""
-    # Locked before it has its name: a file of that name without a lock is an abandoned one.
-    unnamed = folder / f".{LOCK}"
-    with unnamed.open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        unnamed.rename(folder / LOCK)
+    with files.owned(folder / LOCK):
         try:
             yield
         finally:

@@ -118,9 +118,28 @@ def publish(
         signing.require_signed(bundle_directory, public_key)
         logger.info("signed by the owner of %s", public_key)
     opened = bundle.open_bundle(bundle_directory)
+    content = _content(opened, target, cpus, fused=fused)
+    inputs = _inputs(content, sign_key)
+    with sealed.only_one(repository / RELEASES, f"{repository}"):
+        release = sealed.made_from(repository / RELEASES, KIND, inputs)
+        if release is None:
+            release = _free_name(repository / RELEASES, opened, inputs)
+            with sealed.stage(release, kind=KIND, inputs=inputs) as staging:
+                _fill(staging, release.name, content)
+                _lint(staging / MODELS)
+                if sign_key is not None:
+                    signing.sign(staging, sign_key)
+            logger.info("published %s (%s) as %s", opened.release, content.artefact.name, release)
+        else:
+            logger.info("%s is already published as %s", opened.release, release)
+    return release
+
+
+def _content(opened: Bundle, target: Target, cpus: int, *, fused: bool) -> _Content:
+    """What a release of this bundle is made from. Raises what `publish` says of bundles and targets."""
     artefact = _served(opened, target)
     _check_runtime(opened, artefact, target, fused=fused)
-    content = _Content(
+    return _Content(
         bundle=opened,
         artefact=artefact,
         golden=_golden_answers(opened, artefact),
@@ -135,20 +154,6 @@ def publish(
         pixels=_golden_pixels(opened),
         pins=_pins(target),
     )
-    inputs = _inputs(content, sign_key)
-    with sealed.only_one(repository / RELEASES, f"{repository}"):
-        release = sealed.made_from(repository / RELEASES, KIND, inputs)
-        if release is None:
-            release = _free_name(repository / RELEASES, opened, inputs)
-            with sealed.stage(release, kind=KIND, inputs=inputs) as staging:
-                _fill(staging, release.name, content)
-                _lint(staging / MODELS)
-                if sign_key is not None:
-                    signing.sign(staging, sign_key)
-            logger.info("published %s (%s) as %s", opened.release, artefact.name, release)
-        else:
-            logger.info("%s is already published as %s", opened.release, release)
-    return release
 
 
 def _served(opened: Bundle, target: Target) -> Artefact:

@@ -12,6 +12,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from slipway import files
+
 DIRECTORY = Path("/dev/shm")
 PREFIX = "slipway-"
 LOCK = ".lock"
@@ -22,13 +24,8 @@ logger = logging.getLogger(__name__)
 @contextmanager
 def owned(identity: str) -> Iterator[int]:
     """A locked descriptor to be inherited by the server: whoever holds it owns the shared memory of that id."""
-    path = DIRECTORY / f"{identity}{LOCK}"
-    # Locked before it has its name: a file of that name without a lock is an abandoned one.
-    unnamed = path.with_name(f".{path.name}")
-    with unnamed.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        unnamed.rename(path)
-        yield file.fileno()
+    with files.owned(DIRECTORY / f"{identity}{LOCK}") as descriptor:
+        yield descriptor
 
 
 def warn_if_less_than(needed: int) -> None:

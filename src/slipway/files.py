@@ -1,8 +1,12 @@
-"""Single files that are there whole, as they were or as they are to be, whoever is killed when."""
+"""Single files that hold whoever is killed when: whole ones, and locks that say whether their owner lives."""
 
-import os
+import fcntl
 import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+
+from slipway.sealed import fsync
 
 
 def write_whole(path: Path, text: str) -> None:
@@ -18,10 +22,14 @@ def write_whole(path: Path, text: str) -> None:
         temporary.unlink(missing_ok=True)
 
 
-def fsync(path: Path) -> None:
-    """Of a file its content, of a directory which files are in it: on disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+@contextmanager
+def owned(path: Path) -> Iterator[int]:
+    """A file at `path`, and a descriptor of it that is locked: whoever holds it owns what the file is about.
+
+    The file stays. One of that name without a lock is an abandoned one: it is locked before it has its name.
+    """
+    unnamed = path.with_name(f".{path.name}")
+    with unnamed.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        unnamed.rename(path)
+        yield file.fileno()

@@ -227,7 +227,7 @@ def _flush(directory: Path) -> None:
     for path in [*directory.rglob("*"), directory]:
         if path.is_file():
             path.chmod(0o444)
-        _fsync(path)
+        fsync(path)
 
 
 def _publish(staging: Path, destination: Path) -> None:
@@ -235,10 +235,11 @@ def _publish(staging: Path, destination: Path) -> None:
     if destination.exists():
         raise SealError(f"{destination}: is already there; sealed directories are never overwritten")
     staging.rename(destination)
-    _fsync(destination.parent)
+    fsync(destination.parent)
 
 
-def _fsync(path: Path) -> None:
+def fsync(path: Path) -> None:
+    """Of a file its content, of a directory which files are in it: on disk."""
     with _descriptor(path) as descriptor:
         os.fsync(descriptor)
 

@@ -386,7 +386,7 @@ with sealed.stage(Path(sys.argv[1]), kind="checkpoint") as staging:
         ("sealed", "write_json", "before", False),
         ("sealed", "write_json", "after", False),
         ("sealed", "_flush", "before", False),
-        ("sealed", "_fsync", "after", False),
+        ("sealed", "fsync", "after", False),
         ("sealed", "_flush", "after", False),
         ("os", "rename", "before", False),
         ("os", "rename", "after", True),

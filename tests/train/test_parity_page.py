@@ -16,7 +16,7 @@ LOGITS = 10 * np.eye(3, dtype=np.float32)
 ROWS = Rows(
     kind="golden", names=["a<b>.png", "1.png", "2.png"], pixels=np.zeros(0, np.uint8), expected=LOGITS
 )
-JUDGED = {
+JUDGED: dict[str, Any] = {
     "artefact": "model.int8.onnx",
     "dtype": "int8",
     "samples": 200,

@@ -22,6 +22,7 @@ from slipway import hashing, sealed
 from slipway.contract import Signature
 from slipway.errors import SlipwayError
 from tests.train.test_charts import Tags
+from tests.train.test_parity_page import JUDGED
 from train.config import Config
 from train.page import visible
 from train.report import MOST_CLASSES, MOST_MISTAKES, MOST_UNCERTAIN, wilson, write_report
@@ -349,19 +350,7 @@ def test_parity_serving_and_refused_inputs_are_tabulated(inputs: Inputs) -> None
 
 
 def test_artefacts_their_accuracy_and_the_recommendation_are_tabulated(inputs: Inputs) -> None:
-    judged = {
-        "artefact": "model.int8.onnx",
-        "dtype": "int8",
-        "samples": 200,
-        "accuracy": 0.985,
-        "checkpoint_accuracy": 0.99,
-        "drop": 0.5,
-        "limit": 0.5,
-        "calibration_error": 0.021,
-        "checkpoint_calibration_error": 0.012,
-        "changed": [{"from": "cat", "to": "dog", "images": 3}],
-        "passed": True,
-    }
+    judged = {**JUDGED, "changed": JUDGED["changed"][:1]}
     check = {"artefact": "model.int8.onnx", "dtype": "int8", "inputs": "golden", "batch": 1, "passed": True}
     told = {"reference": "float64", "max_abs": 0.3, "max_relative": 0.02, "top1_agreement": 1.0}
     measured = {"artefact": "onnx", "ms": {"1": 16.2, "8": 119.0}, "start_ms": 900, "bytes": 46800000}
