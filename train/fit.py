@@ -173,7 +173,7 @@ def _work_off(trainer: Trainer, outputs: Outputs) -> None:
         if at_end or stopping or due:
             _save(trainer)
         if stopping:
-            _stop(trainer, f"at step {trainer.progress.step}, saved")
+            _stop(trainer, "saved")
         if at_end:
             _validate(trainer, outputs)
             trainer.meter.end_epoch()
@@ -295,7 +295,7 @@ def _unless_stopped(trainer: Trainer, batches: Iterator[Batch]) -> Iterator[Batc
 def _stop_if_asked(trainer: Trainer) -> None:
     """Outside of steps, which agree on it by themselves; all ranks take part."""
     if trainer.machine.largest(trainer.stop.received is not None):
-        _stop(trainer, f"in the validation of step {trainer.progress.step},")
+        _stop(trainer, "in its validation,")
 
 
 def _say_that_it_ended(trainer: Trainer) -> None:
@@ -317,11 +317,14 @@ def _say_what_was_skipped(trainer: Trainer) -> None:
         )
 
 
-def _stop(trainer: Trainer, where: str) -> NoReturn:
+def _stop(trainer: Trainer, what: str) -> NoReturn:
     """On all ranks. How long it took to save tells how long a scheduler has to wait."""
     trainer.saver.finish()
     seconds = trainer.machine.largest(trainer.stop.seconds_ago)
-    raise Preempted(f"stopped {where} {seconds:.1f} s after it was asked to; start again to continue there")
+    raise Preempted(
+        f"stopped at step {trainer.progress.step}, {what} {seconds:.1f} s after it was asked to; "
+        "start again to continue there"
+    )
 
 
 def _is_finished(trainer: Trainer) -> bool:

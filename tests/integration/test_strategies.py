@@ -71,7 +71,7 @@ def test_every_strategy_gives_the_losses_of_one_process(
 def test_run_goes_on_with_other_ranks_and_another_strategy(
     checkout: Checkout, odd_folder: Path, tmp_path: Path, alone: Path
 ) -> None:
-    """Case B15: 2 sharded ranks, then 1 process, then 3 copies; stopped in the middle of an epoch each time."""
+    """Case B15: 2 sharded ranks, then 1 process, then 3 copies; stopped in an epoch or its validation."""
     runs = tmp_path / "elastic"
     arguments = options(odd_folder, runs, **PLAIN)
     for setup in (Setup(ranks=2, strategy="fsdp2"), Setup()):
@@ -84,7 +84,7 @@ def test_run_goes_on_with_other_ranks_and_another_strategy(
 
 
 def stop_after_two_steps(checkout: Checkout, setup: Setup, arguments: list[str], runs: Path) -> None:
-    """SIGTERM to the last rank; all of them save the step they are in and end."""
+    """SIGTERM to the last rank; all of them end with a step that is saved."""
     process = checkout.start(*setup.command(arguments))
     try:
         wait_for_step_after(process, runs, newest_step(runs), checkpoints=1)

@@ -286,7 +286,7 @@ def test_stop_request_ends_a_validation_on_the_spot(
 
     with monkeypatch.context() as patch:
         patch.setattr(PlainSamples, "__getitem__", read_and_signal)
-        with pytest.raises(Preempted, match=r"stopped at step 3, saved \d+\.\d s after it was asked to"):
+        with pytest.raises(Preempted, match=r"stopped at step 3, in its validation, \d+\.\d s after"):
             fit(config, folder)
     assert len(validated) == 16
     resumed = fit(config, folder)
