@@ -115,6 +115,11 @@ def _publish_options(parser: argparse.ArgumentParser) -> None:
         help="one model that decodes and answers, in place of one for each: faster where few clients ask few CPUs",
     )
     parser.add_argument(
+        "--tensorrt",
+        action="store_true",
+        help="with container-gpu: TensorRT compiles the model when the server starts, which takes up to minutes",
+    )
+    parser.add_argument(
         "--no-promote",
         action="store_true",
         help="only make the release: somebody tries it, such as `smoke`, and `promote` lets it be served then",
@@ -133,6 +138,7 @@ def _publish(options: argparse.Namespace) -> Path:
         options.target,
         count,
         fused=options.fused,
+        tensorrt=options.tensorrt,
         public_key=options.public_key,
         sign_key=options.sign_key,
     )

@@ -55,6 +55,7 @@ class Description:
     runtime: what runs the model: onnxruntime or openvino.
     cpus: how many CPUs the server will have; instances x threads of a model stay within it.
     fused: one model, of this name, in place of the ensemble and its steps.
+    tensorrt: in which precision ONNX Runtime leaves the model to TensorRT, on GPUs only; None: it does not.
     """
 
     signature: Signature
@@ -63,6 +64,7 @@ class Description:
     runtime: str
     cpus: int
     fused: bool = False
+    tensorrt: Literal["FP32", "FP16"] | None = None
 
     @property
     def backend(self) -> str:
@@ -112,6 +114,8 @@ def classifier(description: Description) -> ModelConfig:
         model_warmup=_warm_ups(description, INPUT, "TYPE_UINT8", pixels, WARMUP_PIXELS),
     )
     _limit_threads(config, description)
+    if description.tensorrt is not None:
+        _leave_to_tensorrt(config, description.tensorrt, description.signature)
     return config
 
 
@@ -209,6 +213,20 @@ def _instances(description: Description) -> list[model_config_pb2.ModelInstanceG
 def _on_gpus() -> list[model_config_pb2.ModelInstanceGroup]:
     """One instance on each GPU that the server finds; without one it does not start."""
     return [model_config_pb2.ModelInstanceGroup(kind="KIND_GPU", count=1)]
+
+
+def _leave_to_tensorrt(config: ModelConfig, precision: str, signature: Signature) -> None:
+    """One engine for all batches, made when the model is loaded: without a profile each larger batch makes a new one.
+
+    The parameters are those of Triton's ONNX Runtime backend; another one's name makes it refuse the model.
+    """
+    largest = signature.max_batch
+    profile = {"min": 1, "opt": largest, "max": largest}
+    accelerator = config.optimization.execution_accelerators.gpu_execution_accelerator.add(name="tensorrt")
+    accelerator.parameters["precision_mode"] = precision
+    for which, batch in profile.items():
+        shape = "x".join(map(str, [batch, *_pixel_dims(signature)]))
+        accelerator.parameters[f"trt_profile_{which}_shapes"] = f"{INPUT}:{shape}"
 
 
 def _dynamic_batching() -> model_config_pb2.ModelDynamicBatching:

@@ -95,6 +95,7 @@ def publish(
     cpus: int,
     *,
     fused: bool = False,
+    tensorrt: bool = False,
     public_key: Path | None = None,
     sign_key: Path | None = None,
 ) -> Path:
@@ -102,6 +103,7 @@ def publish(
 
     Args:
         fused: as one model, instead of an ensemble of two.
+        tensorrt: have ONNX Runtime leave the model to TensorRT, on GPUs.
         public_key: whose owner must have signed the bundle; of one who has not, nothing else is read.
         sign_key: private key to sign the release with, for those who get it from somewhere else.
 
@@ -112,13 +114,13 @@ def publish(
         SignatureError: the bundle is not as the owner of the key signed it, or the release cannot be signed.
         SealError, BundleError, ContractError, ArtefactError: the bundle is damaged or was not proven.
         PublishError: the target cannot run the model, or this environment decodes images differently.
-        UsageError: fused is not for this target.
+        UsageError: fused or tensorrt is not for this target.
     """
     if public_key is not None:
         signing.require_signed(bundle_directory, public_key)
         logger.info("signed by the owner of %s", public_key)
     opened = bundle.open_bundle(bundle_directory)
-    content = _content(opened, target, cpus, fused=fused)
+    content = _content(opened, target, cpus, fused=fused, tensorrt=tensorrt)
     inputs = _inputs(content, sign_key)
     with sealed.only_one(repository / RELEASES, f"{repository}"):
         release = sealed.made_from(repository / RELEASES, KIND, inputs)
@@ -135,10 +137,11 @@ def publish(
     return release
 
 
-def _content(opened: Bundle, target: Target, cpus: int, *, fused: bool) -> _Content:
+def _content(opened: Bundle, target: Target, cpus: int, *, fused: bool, tensorrt: bool) -> _Content:
     """What a release of this bundle is made from. Raises what `publish` says of bundles and targets."""
+    _check_options(target, fused=fused, tensorrt=tensorrt)
     artefact = _served(opened, target)
-    _check_runtime(opened, artefact, target, fused=fused)
+    _check_runtime(opened, artefact, target)
     return _Content(
         bundle=opened,
         artefact=artefact,
@@ -150,6 +153,7 @@ def _content(opened: Bundle, target: Target, cpus: int, *, fused: bool) -> _Cont
             runtime=artefact.runtime,
             cpus=cpus,
             fused=fused,
+            tensorrt=("FP16" if artefact.for_gpus else "FP32") if tensorrt else None,
         ),
         pixels=_golden_pixels(opened),
         pins=_pins(target),
@@ -170,12 +174,17 @@ def _served(opened: Bundle, target: Target) -> Artefact:
     return default
 
 
-def _check_runtime(opened: Bundle, artefact: Artefact, target: Target, *, fused: bool) -> None:
-    """Refuse what the target cannot run, or would answer otherwise than was proven."""
+def _check_options(target: Target, *, fused: bool, tensorrt: bool) -> None:
     if fused and target != "embedded":
         raise UsageError(
             f"command line: --fused is for the target embedded; with {target} it was never tried"
         )
+    if tensorrt and target != "container-gpu":
+        raise UsageError(f"command line: --tensorrt is for the target container-gpu; {target} has no GPU")
+
+
+def _check_runtime(opened: Bundle, artefact: Artefact, target: Target) -> None:
+    """Refuse what the target cannot run, or would answer otherwise than was proven."""
     if target == "container-gpu" and artefact.name != artefacts.DEFAULT and not artefact.for_gpus:
         raise PublishError(
             f"{opened.directory}: serves {artefact.name}, whose answers were proven on a CPU; publish it for the "
@@ -242,6 +251,7 @@ def _inputs(content: _Content, sign_key: Path | None) -> str:
             "target": content.description.target,
             "cpus": content.description.cpus,
             "fused": content.description.fused,
+            "tensorrt": content.description.tensorrt,
             "pins": asdict(content.pins),
             "code": _code(),
             "signer": None if sign_key is None else signing.signer(sign_key),

@@ -30,7 +30,7 @@ from tests.programs import require
 from tests.serve.tools import CPUS, make_bundle, wait_until
 from train.exposition import Exposition
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(1800)]
 
 # What only a GPU, or Triton's build for one, brings.
 ON_A_GPU = {"nv_gpu_memory_used_bytes", "nv_gpu_memory_total_bytes", "nv_gpu_utilization"}
@@ -108,9 +108,13 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
         yield Watched(release=release, service=service, urls=urls, inbox=messages)
 
 
+def servers_of(service: "subprocess.Popen[bytes]") -> list[psutil.Process]:
+    return [child for child in psutil.Process(service.pid).children() if child.name() == "tritonserver"]
+
+
 @contextmanager
 def served(release: Path, log: Path) -> Iterator[tuple["subprocess.Popen[bytes]", dict[str, str]]]:
-    options = ["-m", "serve", "up", "--release", str(release), "--probe-seconds", "1"]
+    options = ["-m", "serve", "up", "--release", str(release), "--probe-seconds", "5"]
     # Whoever kills the test ends the service, too.
     command = tether.command(Path(sys.executable), *options, signal_number=signal.SIGTERM)
     with log.open("wb") as output:
@@ -254,10 +258,8 @@ def test_a_server_that_is_sick_is_told_to_whom_is_on_call(watched: Watched) -> N
     sick = {"TritonDown", "GoldenProbeFailing"}
     wait_until(lambda: "Watchdog" in firing() and not sick & firing())
     watched.release.rename(watched.release.with_name("gone"))
-    (triton,) = (
-        child for child in psutil.Process(watched.service.pid).children() if child.name() == "tritonserver"
-    )
-    os.kill(triton.pid, signal.SIGKILL)
+    wait_until(lambda: len(servers_of(watched.service)) == 1)
+    os.kill(servers_of(watched.service)[0].pid, signal.SIGKILL)
     wait_until(lambda: sick <= firing())
     wait_until(lambda: "docs/runbooks/TritonDown.md" in told())
     message = next(one for one in watched.inbox.messages if "TritonDown" in json.dumps(one))

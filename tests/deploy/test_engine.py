@@ -74,7 +74,7 @@ def test_nothing_is_left_of_a_private_engine_and_its_containers(only_private: No
             run_sleep(client)
         process, bridge = sleeping(folder.name), bridge_of(host)
         assert traces(folder.name)
-    assert not process.is_running()
+    wait_until(lambda: not process.is_running())
     assert not traces(folder.name)
     assert not bridge.exists()
 

@@ -21,7 +21,8 @@ from slipway import compatibility
 from slipway.errors import UsageError
 from slipway.paths import PROJECT_ROOT
 
-pytestmark = [pytest.mark.integration, pytest.mark.slow]
+# Whichever comes first makes the images.
+pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(1800)]
 
 Image = tuple[str, Base]
 MEGABYTE = 2**20

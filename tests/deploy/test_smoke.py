@@ -20,7 +20,8 @@ from serve.smoke import SmokeTestFailed
 from slipway.paths import PROJECT_ROOT
 from tests.serve.tools import CPUS, edit_text, make_bundle, variant
 
-pytestmark = [pytest.mark.integration, pytest.mark.slow]
+# Whichever comes first makes the images.
+pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(1800)]
 
 Image = tuple[str, Base]
 STD = (0.25, 0.3, 0.2)  # of tests/tiny_bundle.py, which only training's environment can import

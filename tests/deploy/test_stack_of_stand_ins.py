@@ -35,7 +35,8 @@ from tests.deploy.test_monitoring import panels
 from tests.programs import require
 from tests.serve.tools import CPUS, wait_until
 
-pytestmark = [pytest.mark.integration, pytest.mark.slow]
+# Whichever comes first makes the images.
+pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(1800)]
 
 Image = tuple[str, Base]
 # Who owns the secrets; root calls `make stack` in his name.

@@ -148,10 +148,13 @@ def wait_until(condition: Callable[[], bool], what: str, explain: Callable[[], s
         time.sleep(0.1)
 
 
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
+def free_ports(count: int) -> list[int]:
+    """They differ, because all are held until the last is chosen."""
+    with ExitStack() as stack:
+        listeners = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for listener in listeners:
+            listener.bind(("127.0.0.1", 0))
+        return [int(listener.getsockname()[1]) for listener in listeners]
 
 
 def _configure(directory: Path) -> None:
@@ -159,7 +162,7 @@ def _configure(directory: Path) -> None:
     (directory / "munge.key").chmod(0o400)
     for folder in ("state", *(f"spool-{node}" for node in NODES)):
         (directory / folder).mkdir()
-    controller, first, second = (free_port() for _ in range(3))
+    controller, first, second = free_ports(3)
     text = CONFIGURATION.format(
         user=getpass.getuser(), directory=directory, controller=controller, first=first, second=second
     )

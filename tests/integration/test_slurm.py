@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 
 from tests.integration.checkout import Checkout
-from tests.integration.slurm import Cluster, free_port, running_cluster, wait_until
+from tests.integration.slurm import Cluster, free_ports, running_cluster, wait_until
 from tests.integration.training import Setup, final_state, finish, metrics, newest_step, options, run_of
 from tests.programs import require
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(1800)]
 
-EPOCHS = 7  # of three steps each: the signal finds training under way
+EPOCHS = 20  # of three steps each: the signal finds training under way
 SCRIPT = Path(__file__).parents[2] / "deploy" / "slurm" / "train.sbatch"
 
 
@@ -34,7 +34,7 @@ def variables(checkout: Checkout) -> dict[str, str]:
         "SLIPWAY_NODES": "2",
         "SLIPWAY_RANKS_PER_NODE": "1",
         "SLIPWAY_MASTER_ADDRESS": "127.0.0.1",
-        "SLIPWAY_MASTER_PORT": str(free_port()),
+        "SLIPWAY_MASTER_PORT": str(*free_ports(1)),
         "GLOO_SOCKET_IFNAME": "lo",
         "OMP_NUM_THREADS": "1",
     }

@@ -170,6 +170,8 @@ def ranks_of(checkout: Checkout, command: list[str]) -> Iterator[list["subproces
     world |= {"TORCHELASTIC_RUN_ID": "none", "GROUP_RANK": "0"}
     # Coverage would want to write as well, and complain in a traceback where the limit forbids it.
     world |= {"COVERAGE_PROCESS_START": "", "COVERAGE_PROCESS_CONFIG": ""}
+    # And Python would cache modules cut off at it, for the next process that imports them.
+    world |= {"PYTHONDONTWRITEBYTECODE": "1"}
     ranks = [checkout.start(*command, variables={**world, "RANK": n, "LOCAL_RANK": n}) for n in ("0", "1")]
     try:
         yield ranks

@@ -10,7 +10,7 @@ import psutil
 
 from serve.supervisor import STEADY_SECONDS
 from tests.serve.load import Load
-from tests.serve.service import PATIENCE, Service
+from tests.serve.service import Service
 from tests.serve.tools import wait_until
 
 # Where times are asserted, and where a machine may be too busy with other things to answer within one.
@@ -43,11 +43,11 @@ def fault(service: Disturbed, name: str, *, errors_allowed: bool, lasts: bool = 
 
     lasts: until the block ends; the time to recover begins then.
     """
-    wait_until(lambda: service.settled and service.load.all_well_since(0), PATIENCE)
+    wait_until(lambda: service.settled and service.load.all_well_since(0))
     start = time.monotonic()
     yield
     done = time.monotonic()
-    wait_until(lambda: service.load.all_well_since(done), PATIENCE)
+    wait_until(lambda: service.load.all_well_since(done))
     seen = service.load.errors_since(start)
     seconds = service.load.seconds_of_errors(done if lasts else start)
     print(f"\n{name}: errors for {seconds:.1f} s, {dict(seen) or 'none'}", end="")
@@ -59,7 +59,7 @@ def fault(service: Disturbed, name: str, *, errors_allowed: bool, lasts: bool = 
 def wait_until_steady(service: Disturbed) -> None:
     """Where times are asserted: a server that dies sooner is in a crash loop, and the next one is to come later."""
     well = time.monotonic()
-    wait_until(lambda: not service.strict or time.monotonic() > well + STEADY_SECONDS, PATIENCE)
+    wait_until(lambda: not service.strict or time.monotonic() > well + STEADY_SECONDS)
 
 
 def found_after(service: Disturbed, victim: psutil.Process, kind: signal.Signals) -> float:
@@ -67,7 +67,7 @@ def found_after(service: Disturbed, victim: psutil.Process, kind: signal.Signals
     replaced, before = service.server, service.replacements
     start = time.monotonic()
     victim.send_signal(kind)
-    wait_until(lambda: service.replacements > before, PATIENCE)
+    wait_until(lambda: service.replacements > before)
     seconds = time.monotonic() - start
-    wait_until(lambda: service.server != replaced, PATIENCE)
+    wait_until(lambda: service.server != replaced)
     return seconds

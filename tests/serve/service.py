@@ -11,10 +11,7 @@ from pathlib import Path
 import psutil
 
 from serve.server import LOOPBACK
-from tests.serve.tools import wait_until
-
-# Far more than anything takes on a slow machine, in seconds.
-PATIENCE = 180
+from tests.serve.tools import PATIENCE, command_of, wait_until
 
 
 @dataclass
@@ -46,7 +43,7 @@ class Service:
     def worker(self, model: str) -> psutil.Process:
         """One of the two processes that run a model."""
         children = psutil.Process(self.server).children()
-        return next(child for child in children if f"/{model}/" in " ".join(child.cmdline()))
+        return next(child for child in children if f"/{model}/" in command_of(child))
 
     def processes(self) -> list[psutil.Process]:
         """`serve up` and all below it."""
@@ -74,7 +71,7 @@ def up(models: Path, log: Path, probe_seconds: float, within: Sequence[str] = ()
     with log.open("wb") as output:
         process = subprocess.Popen([*command, "--probe-seconds", str(probe_seconds)], stderr=output)
     try:
-        wait_until(lambda: "Ctrl-C stops it" in log.read_text() or process.poll() is not None, PATIENCE)
+        wait_until(lambda: "Ctrl-C stops it" in log.read_text() or process.poll() is not None)
         assert process.poll() is None, log.read_text()
         found = re.findall(
             rf"^  (HTTP|gRPC|metrics) +(?:http://)?({LOOPBACK}:\d+)", log.read_text(), re.MULTILINE

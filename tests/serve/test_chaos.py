@@ -35,8 +35,8 @@ from tests.serve.chaos import (
     wait_until_steady,
 )
 from tests.serve.load import Load, labels_of
-from tests.serve.service import PATIENCE, up
-from tests.serve.tools import edit_config, variant, wait_until, wait_until_gone
+from tests.serve.service import up
+from tests.serve.tools import PATIENCE, command_of, edit_config, variant, wait_until, wait_until_gone
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(3600)]
 
@@ -102,11 +102,11 @@ def test_a_release_is_switched_and_rolled_back(service: Disturbed, both: tuple[R
     for _ in range(service.rounds):
         with fault(service, "switch the release", errors_allowed=False):
             assert service.serve("promote", "tiny-2") == 0
-            wait_until(lambda: service.load.only_answered_by(both[1].identity), PATIENCE)
+            wait_until(lambda: service.load.only_answered_by(both[1].identity))
         with fault(service, "roll it back", errors_allowed=False):
             start = time.monotonic()
             assert service.serve("rollback") == 0
-            wait_until(lambda: service.load.only_answered_by(both[0].identity), PATIENCE)
+            wait_until(lambda: service.load.only_answered_by(both[0].identity))
             print(f"\nrolled back after {time.monotonic() - start:.1f} s", end="")
             assert not service.strict or time.monotonic() - start <= RECOVERY_PERIODS * service.probe_seconds
 
@@ -120,7 +120,7 @@ def test_a_corrupt_release_changes_nothing(service: Disturbed, both: tuple[Relea
     with fault(service, "offer a corrupt release", errors_allowed=False):
         assert service.serve("promote", "corrupt") == 1
         service.lead_to(corrupt)
-        wait_until(lambda: f"{corrupt} is refused" in service.log.read_text(), PATIENCE)
+        wait_until(lambda: f"{corrupt} is refused" in service.log.read_text())
         service.lead_to(both[0].directory)
     assert service.load.only_answered_by(both[0].identity)
 
@@ -172,9 +172,9 @@ def test_sigterm_under_load_ends_well(service: Disturbed) -> None:
     Case D19: no shared memory either.
     """
     start = time.monotonic()
-    wait_until(lambda: service.load.all_well_since(start), PATIENCE)
+    wait_until(lambda: service.load.all_well_since(start))
     children = psutil.Process(service.process.pid).children(recursive=True)
-    identities = set(re.findall(r"--id=(\S+)", " ".join(" ".join(child.cmdline()) for child in children)))
+    identities = set(re.findall(r"--id=(\S+)", " ".join(map(command_of, children))))
     start = time.monotonic()
     service.process.terminate()
     assert service.process.wait(PATIENCE) == 0

@@ -29,8 +29,8 @@ from tests.programs import cannot_run, require
 from tests.serve.chaos import Disturbed, fault, probe_seconds, wait_until_steady
 from tests.serve.line import Line
 from tests.serve.load import Load
-from tests.serve.service import PATIENCE, up
-from tests.serve.tools import variant, wait_until
+from tests.serve.service import up
+from tests.serve.tools import PATIENCE, variant, wait_until
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(3600)]
 
@@ -145,7 +145,7 @@ def test_packets_are_lost_and_no_answer_is(machine: Machine) -> None:
     for _ in range(machine.rounds):
         with fault(machine, "packets lost", errors_allowed=False), losing_packets(machine, LOSS):
             start = time.monotonic()
-            wait_until(lambda: machine.load.all_well_since(start), PATIENCE)  # noqa: B023
+            wait_until(lambda: machine.load.all_well_since(start))  # noqa: B023
 
 
 def test_an_interrupted_network_delays_answers_and_loses_none(machine: Machine) -> None:
@@ -160,7 +160,7 @@ def test_clients_that_are_far_away_are_answered_like_others(machine: Machine, re
     with ExitStack() as stack, fault(machine, "far away", errors_allowed=False):
         urls = {name: stack.enter_context(machine.line(name, DELAY_SECONDS)).url for name in CLIENTS}
         distant = stack.enter_context(Load(urls, labels(release)))
-        wait_until(lambda: distant.all_well_since(0, answers=4 * machine.rounds), PATIENCE)
+        wait_until(lambda: distant.all_well_since(0, answers=4 * machine.rounds))
         assert not distant.errors_since(0)
         assert not distant.wrong
 
@@ -181,7 +181,7 @@ def test_without_shared_memory_nobody_but_who_needs_more_gets_an_error(machine: 
                     pytest.raises(ServerFailure, match="--shm-size"),
                 ):
                     client.classify(large)
-            wait_until(lambda: machine.load.all_well_since(start), PATIENCE)  # noqa: B023
+            wait_until(lambda: machine.load.all_well_since(start))  # noqa: B023
 
 
 def test_a_server_that_dies_when_there_is_no_room_is_replaced_when_there_is(machine: Machine) -> None:
@@ -194,7 +194,7 @@ def test_a_server_that_dies_when_there_is_no_room_is_replaced_when_there_is(mach
         ):
             before = machine.replacements
             psutil.Process(machine.server).send_signal(signal.SIGKILL)
-            wait_until(lambda: machine.replacements > before + 1, PATIENCE)  # noqa: B023
+            wait_until(lambda: machine.replacements > before + 1)  # noqa: B023
         if machine.strict:
             wait_until_steady(machine)
             with (
@@ -204,7 +204,7 @@ def test_a_server_that_dies_when_there_is_no_room_is_replaced_when_there_is(mach
                 before = machine.replacements
                 psutil.Process(machine.server).send_signal(signal.SIGKILL)
                 # Not that the next start fails, too: what the dead one leaves may be room enough.
-                wait_until(lambda: machine.replacements > before, PATIENCE)  # noqa: B023
+                wait_until(lambda: machine.replacements > before)  # noqa: B023
 
 
 def test_a_clock_that_jumps_changes_nothing(machine: Machine) -> None:
@@ -216,7 +216,7 @@ def test_a_clock_that_jumps_changes_nothing(machine: Machine) -> None:
         for seconds in (JUMP_SECONDS, 0):
             with fault(machine, f"clock {seconds:+} s", errors_allowed=False):
                 set_clock(machine.ahead, seconds)
-                wait_until(lambda: abs(ahead(machine) - seconds) < JUMP_SECONDS / 2, PATIENCE)  # noqa: B023
+                wait_until(lambda: abs(ahead(machine) - seconds) < JUMP_SECONDS / 2)  # noqa: B023
     assert machine.replacements == before
 
 

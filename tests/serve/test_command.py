@@ -20,13 +20,10 @@ from serve import releases, repository, shared_memory
 from serve.client import CLIENTS
 from serve.protocol import RefusedInput
 from serve.release import Release
-from serve.server import LOOPBACK, START_SECONDS, Server, free_ports, is_free
+from serve.server import LOOPBACK, Server, free_ports, is_free
 from slipway.bundle import Bundle
 from tests import images
-from tests.serve.tools import CPUS, SLOW, wait_until, wait_until_gone
-
-# Far more than any of this takes and far less than a hang, in seconds; a server alone may take START_SECONDS.
-PATIENCE = 2 * START_SECONDS
+from tests.serve.tools import CPUS, PATIENCE, SLOW, wait_until, wait_until_gone
 
 needs_curl = pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
 

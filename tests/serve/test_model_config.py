@@ -1,5 +1,7 @@
 """One description, two targets."""
 
+from dataclasses import replace
+
 import pytest
 from google.protobuf import text_format
 from tritonclient.grpc.model_config_pb2 import ModelConfig
@@ -63,6 +65,22 @@ def test_on_gpus_runs_the_classifier_and_nothing_else() -> None:
     assert (group.kind, group.count) == (group.KIND_GPU, 1)
     gpu[1].instance_group[0].CopyFrom(container[1].instance_group[0])
     assert gpu == container
+
+
+def test_tensorrt_makes_one_engine_for_every_batch_and_changes_nothing_else() -> None:
+    plain = description(target="container-gpu")
+    by_tensorrt = replace(plain, tensorrt="FP16")
+    with_it = all_three(by_tensorrt)
+    (accelerator,) = with_it[1].optimization.execution_accelerators.gpu_execution_accelerator
+    assert accelerator.name == "tensorrt"
+    assert dict(accelerator.parameters) == {
+        "precision_mode": "FP16",
+        "trt_profile_min_shapes": "image:1x3x32x32",
+        "trt_profile_opt_shapes": "image:16x3x32x32",
+        "trt_profile_max_shapes": "image:16x3x32x32",
+    }
+    with_it[1].ClearField("optimization")
+    assert with_it == all_three(plain)
 
 
 @pytest.mark.parametrize("cpus", [1, 2, 3, 4, 6, 7, 16, 64])

@@ -8,8 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from serve import repository
+from serve import model_config, repository
 from serve.client import CLIENTS
+from serve.model_config import Target
 from serve.release import Release, open_release
 from serve.repository import PublishError
 from serve.server import serving
@@ -17,6 +18,7 @@ from slipway import bundle as bundles
 from slipway import compatibility, sealed
 from slipway.artefact import Artefact, read_artefacts, write_artefacts
 from slipway.bundle import Bundle, open_bundle
+from slipway.errors import UsageError
 from tests.serve.tools import CPUS, make_bundle
 
 
@@ -102,6 +104,23 @@ def test_gpus_run_what_is_for_them_and_nothing_else_does(
     on_cpus = open_release(repository.publish(directory, tmp_path, "container", CPUS))
     assert on_cpus.artefact == "onnx"
     assert "onnx-fp16 is for GPUs (--target container-gpu); this release serves onnx" in caplog.messages
+
+
+def test_tensorrt_computes_in_the_precision_of_what_is_served(bundle: Bundle, tmp_path: Path) -> None:
+    for directory, precision in (
+        (bundle.directory, "FP32"),
+        (with_float16(bundle, tmp_path / "bundles" / "tiny" / "1"), "FP16"),
+    ):
+        release = repository.publish(directory, tmp_path, "container-gpu", CPUS, tensorrt=True)
+        config = model_config.read(release / "models" / "classifier")
+        (accelerator,) = config.optimization.execution_accelerators.gpu_execution_accelerator
+        assert accelerator.parameters["precision_mode"] == precision
+
+
+@pytest.mark.parametrize("target", ["embedded", "container"])
+def test_without_a_gpu_there_is_no_tensorrt(bundle: Bundle, tmp_path: Path, target: Target) -> None:
+    with pytest.raises(UsageError, match=f"--tensorrt is for the target container-gpu; {target} has no GPU"):
+        repository.publish(bundle.directory, tmp_path, target, CPUS, tensorrt=True)
 
 
 def test_container_runs_openvino_in_python_too(quick: Bundle, tmp_path: Path) -> None:

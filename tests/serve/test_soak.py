@@ -22,7 +22,7 @@ from tests import images
 from tests.serve.chaos import PROBE_SECONDS
 from tests.serve.holdings import Holdings, Watch, median_memory
 from tests.serve.load import FLAT, Load, Question, labels_of
-from tests.serve.service import PATIENCE, Service, up
+from tests.serve.service import Service, up
 from tests.serve.tools import variant, wait_until
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(4 * 3600)]
@@ -101,7 +101,7 @@ def test_nothing_grows_and_every_answer_is_right(
     with Watch(service, temporary) as watch:
         first = service.server
         assert service.serve("promote", "tiny-2") == 0
-        wait_until(lambda: service.server != first, PATIENCE)
+        wait_until(lambda: service.server != first)
         before = at_rest(watch)
         start = time.monotonic()
         with Load(
@@ -113,7 +113,7 @@ def test_nothing_grows_and_every_answer_is_right(
         report(windows, start)
         assert not load.wrong
         assert not load.errors_since(0)
-        wait_until(lambda: holds_no_more(at_rest(watch), before), PATIENCE)
+        wait_until(lambda: holds_no_more(at_rest(watch), before))
     if seconds >= LONG_SECONDS:
         assert not service.replacements
         for part in ("reloading", "staying"):
@@ -125,7 +125,7 @@ def test_nothing_grows_and_every_answer_is_right(
 def capacity(service: Service, labels: dict[str, list[str]]) -> float:
     """Answers a second, as fast as the clients can ask. What they need of the machine is part of it."""
     with Load(service.urls, labels, questions=QUESTIONS, pause_seconds=0) as load:
-        wait_until(lambda: load.all_well_since(0), PATIENCE)
+        wait_until(lambda: load.all_well_since(0))
         before, start = load.answers, time.monotonic()
         time.sleep(CAPACITY_SECONDS)
         rate = (load.answers - before) / (time.monotonic() - start)
@@ -155,7 +155,7 @@ def switch(service: Service, load: Load) -> None:
     """Serve the other release, and wait until it answers everybody."""
     assert service.serve("rollback") == 0
     current = open_release(service.models / "current").identity
-    wait_until(lambda: load.only_answered_by(current), PATIENCE)
+    wait_until(lambda: load.only_answered_by(current))
 
 
 def at_rest(watch: Watch) -> Holdings:
@@ -169,7 +169,7 @@ def at_rest(watch: Watch) -> Holdings:
         found.append(holdings)
         return True
 
-    wait_until(seen, PATIENCE)
+    wait_until(seen)
     return found[-1]
 
 

@@ -26,6 +26,7 @@ from serve.supervisor import FAILED_PROBES, STEADY_SECONDS, Serving, Supervisor,
 from tests import images
 from tests.serve.tools import (
     CPUS,
+    PATIENCE,
     edit_text,
     make_bundle,
     model_processes,
@@ -34,10 +35,8 @@ from tests.serve.tools import (
     wait_until,
 )
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(1800)]
 
-# Far more than anything here takes, in seconds.
-PATIENCE = 120
 # So long that no probe comes by itself.
 PROBE_SECONDS = 600.0
 

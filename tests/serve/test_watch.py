@@ -38,7 +38,7 @@ def test_it_says_whether_golden_images_are_answered_well(
     try:
         wait_until(lambda: "golden images are answered well" in log.read_text())
         (url,) = re.findall(r"metrics are at http://(\S+/metrics)$", log.read_text(), re.MULTILINE)
-        assert value(url, "slipway_golden_probe_good") == 1
+        wait_until(lambda: value(url, "slipway_golden_probe_good") == 1)
         link.unlink()
         wait_until(lambda: value(url, "slipway_golden_probe_good") == 0)
         assert value(url, "slipway_golden_probes_total", result="bad") >= 1

@@ -19,7 +19,7 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig
 from serve.client import CLIENTS
 from serve.protocol import Answer, ServingError
 from serve.release import KIND, Release, open_release
-from serve.server import Server
+from serve.server import START_ATTEMPTS, START_SECONDS, Server
 from slipway import sealed
 from slipway.contract import Signature
 from slipway.paths import PROJECT_ROOT
@@ -32,6 +32,8 @@ CPUS = 2
 # What the server of `slow_release` takes its time over, before it refuses it as no image.
 SLOW = b"slow"
 SLOW_SECONDS = 4
+# Far more than anything takes on a slow machine, in seconds: a start of Triton that hangs is given up, and repeated.
+PATIENCE = START_ATTEMPTS * START_SECONDS + 60
 
 
 @dataclass(frozen=True)
@@ -107,8 +109,16 @@ def ask_together(
 
 def model_processes(server: Server) -> dict[int, str]:
     """Process id -> command line of the processes that run the models."""
-    children = {child.pid: " ".join(child.cmdline()) for child in psutil.Process(server.pid).children()}
+    children = {child.pid: command_of(child) for child in psutil.Process(server.pid).children()}
     return {pid: command for pid, command in children.items() if "triton_python_backend_stub" in command}
+
+
+def command_of(process: psutil.Process) -> str:
+    """Empty if it has just ended."""
+    try:
+        return " ".join(process.cmdline())
+    except psutil.NoSuchProcess:
+        return ""
 
 
 def still_running(pid: int) -> bool:
@@ -119,7 +129,7 @@ def still_running(pid: int) -> bool:
         return False
 
 
-def wait_until(condition: Callable[[], bool], deadline_seconds: float = 120) -> None:
+def wait_until(condition: Callable[[], bool], deadline_seconds: float = PATIENCE) -> None:
     deadline = time.monotonic() + deadline_seconds
     while not condition():
         assert time.monotonic() < deadline
