@@ -14,6 +14,7 @@
 
 import argparse
 import difflib
+import io
 import os
 import re
 import signal
@@ -34,6 +35,7 @@ CURRENT = REPOSITORY / "current"
 DEFAULT_URLS = {"http": "127.0.0.1:8000", "grpc": "127.0.0.1:8001"}
 DEFAULT_METRICS = "127.0.0.1:8002"
 API_KEY = "SLIPWAY_API_KEY"
+LAST_PORT = 65535
 PROBE_SECONDS = 4.0  # for each answer; whoever runs `health` gives it 10
 
 
@@ -89,10 +91,11 @@ def _publish_options(parser: argparse.ArgumentParser) -> None:
     _add_path(parser, "--repository", "model repository to publish into", REPOSITORY)
     parser.add_argument(
         "--target",
-        choices=["embedded", "container", "container-gpu"],
+        choices=["embedded", "container", "container-gpu", "container-tensorrt"],
         default="embedded",
         help="embedded (default): the Triton of `make setup`; container: NVIDIA's image; container-gpu: the same, "
-        "with the model on its GPUs, in float16 if the bundle has onnx-fp16",
+        "with the model on its GPUs, in float16 if the bundle has onnx-fp16; container-tensorrt: compiled for them "
+        "by TensorRT when the server starts, which takes up to minutes",
     )
     parser.add_argument(
         "--public-key",
@@ -115,11 +118,6 @@ def _publish_options(parser: argparse.ArgumentParser) -> None:
         help="one model that decodes and answers, in place of one for each: faster where few clients ask few CPUs",
     )
     parser.add_argument(
-        "--tensorrt",
-        action="store_true",
-        help="with container-gpu: TensorRT compiles the model when the server starts, which takes up to minutes",
-    )
-    parser.add_argument(
         "--no-promote",
         action="store_true",
         help="only make the release: somebody tries it, such as `smoke`, and `promote` lets it be served then",
@@ -138,7 +136,6 @@ def _publish(options: argparse.Namespace) -> Path:
         options.target,
         count,
         fused=options.fused,
-        tensorrt=options.tensorrt,
         public_key=options.public_key,
         sign_key=options.sign_key,
     )
@@ -279,10 +276,13 @@ def _watch(options: argparse.Namespace) -> None:
 
     if not options.probe_seconds > 0:
         raise UsageError(f"command line: --probe-seconds is {options.probe_seconds:g}; must be above 0")
+    if not 0 <= options.port <= LAST_PORT:
+        raise UsageError(f"command line: --port is {options.port}; must be within 0..{LAST_PORT}")
+    urls, metrics = _server_addresses(options)
     watch.run(
         options.release,
-        {protocol: getattr(options, protocol) for protocol in DEFAULT_URLS},
-        options.metrics,
+        urls,
+        metrics,
         options.probe_seconds,
         (options.address, options.port),
     )
@@ -309,10 +309,10 @@ def _health(options: argparse.Namespace) -> None:
     from serve import health
     from serve.release import open_release
 
-    urls = {name: getattr(options, name) for name in DEFAULT_URLS}
+    urls, metrics = _server_addresses(options)
     release = open_release(options.release, with_model=False)
     ask = partial(health.probe, release, urls, PROBE_SECONDS)
-    if not health.answers_or_is_busy(ask, options.metrics, PROBE_SECONDS):
+    if not health.answers_or_is_busy(ask, metrics, PROBE_SECONDS):
         print("busy: the golden image was not answered in time, but others are", file=sys.stderr)
 
 
@@ -321,6 +321,21 @@ def _add_server_options(parser: argparse.ArgumentParser) -> None:
         parser.add_argument(
             f"--{name}", default=url, help=f"host:port of the server's {name} (default: {url})"
         )
+
+
+def _server_addresses(options: argparse.Namespace) -> tuple[dict[str, str], str]:
+    """Protocol -> host:port, and that of the metrics."""
+    urls = {name: _address(name, getattr(options, name)) for name in DEFAULT_URLS}
+    return urls, _address("metrics", options.metrics)
+
+
+def _address(option: str, given: str) -> str:
+    """host:port. `up` prints addresses as a browser wants them, Triton's clients want them bare."""
+    address = given.removeprefix("http://").rstrip("/")
+    found = re.fullmatch(r"[^\s/]+:(?P<port>\d+)", address)
+    if found is None or not 0 < int(found["port"]) <= LAST_PORT:
+        raise UsageError(f"command line: --{option} is {given}; expected host:port")
+    return address
 
 
 def _smoke_options(parser: argparse.ArgumentParser) -> None:
@@ -377,10 +392,12 @@ def _predict_options(parser: argparse.ArgumentParser) -> None:
 def _predict(options: argparse.Namespace) -> None:
     from serve import predict
 
-    # `up` prints its address as a browser wants it; Triton's client wants it bare.
-    url = (options.url or DEFAULT_URLS[options.protocol]).removeprefix("http://").rstrip("/")
-    if not re.fullmatch(r"(https://)?[^\s/]+:\d+", url):
-        raise UsageError(f"command line: --url is {options.url}; expected host:port or https://host:port")
+    given = options.url or DEFAULT_URLS[options.protocol]
+    tls = "https://" if given.startswith("https://") else ""
+    url = tls + _address("url", given.removeprefix(tls))
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # Names of files need not be UTF-8.
+        sys.stdout.reconfigure(errors="backslashreplace")
     predict.run(
         options.images,
         url,

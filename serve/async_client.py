@@ -32,7 +32,7 @@ class AsyncClient(ClientSettings, ABC):
 
     async def classify(self, images: Sequence[bytes], top: int = 1) -> list[Answer]:
         """Ask about encoded images in one request; they are answered together or refused together."""
-        tensor = protocol.tensor(images)
+        tensor = protocol.tensor(images, self._max_image_bytes)
         return await self._patiently(lambda seconds: self._classify(tensor, top, seconds))
 
     async def server_version(self) -> str:
@@ -187,7 +187,7 @@ class AsyncGrpcClient(AsyncClient):
         try:
             await self._client.is_server_live(client_timeout=min(self._connect_seconds, seconds))
         except InferenceServerException as error:
-            raise protocol.no_grpc_server(self._url, error) from None
+            raise protocol.no_grpc_connection(self._url, error) from None
         self._connected = True
 
 

@@ -36,7 +36,7 @@ class Client(ClientSettings, ABC):
 
         Raises one of the ServingErrors of serve.protocol.
         """
-        tensor = protocol.tensor(images)
+        tensor = protocol.tensor(images, self._max_image_bytes)
         return self._patiently(lambda seconds: self._classify(tensor, top, seconds))
 
     def server_version(self) -> str:
@@ -181,7 +181,7 @@ class GrpcClient(Client):
         try:
             self._client.is_server_live(client_timeout=min(self._connect_seconds, seconds))
         except InferenceServerException as error:
-            raise protocol.no_grpc_server(self._url, error) from None
+            raise protocol.no_grpc_connection(self._url, error) from None
         self._connected = True
 
 

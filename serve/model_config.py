@@ -2,10 +2,10 @@
 
     classify (ensemble):  encoded image -> preprocess -> uint8 pixels -> classifier -> logits, probabilities
 
-All three carry the bundle's version, so they are promoted and rolled back together. One description serves three
+All three carry the bundle's version, so they are promoted and rolled back together. One description serves all
 targets: `embedded` runs ONNX Runtime or OpenVINO in Triton's Python backend, and so does `container`, but for ONNX
 Runtime: that runs in Triton's own `onnxruntime` backend, which only NVIDIA's image has. `container-gpu` runs it there
-on GPUs.
+on GPUs, and `container-tensorrt` has TensorRT compute there what it can.
 
 Fused, `classify` is one Python model that does what the two steps do: a request goes to one process instead of two.
 """
@@ -20,7 +20,8 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig, ModelInput, ModelOut
 
 from slipway.contract import INPUT, LOGITS, PROBABILITIES, Signature
 
-Target = Literal["embedded", "container", "container-gpu"]
+Target = Literal["embedded", "container", "container-gpu", "container-tensorrt"]
+ON_GPUS: tuple[Target, ...] = ("container-gpu", "container-tensorrt")
 
 CONFIGURATION = "config.pbtxt"
 PREPROCESS = "preprocess"
@@ -52,19 +53,18 @@ DEFAULT_PRIORITY: Priority = "interactive"
 class Description:
     """What the configurations are made from.
 
-    runtime: what runs the model: onnxruntime or openvino.
+    runtime: what runs the model: onnxruntime or openvino. precision: what the model computes in.
     cpus: how many CPUs the server will have; instances x threads of a model stay within it.
     fused: one model, of this name, in place of the ensemble and its steps.
-    tensorrt: in which precision ONNX Runtime leaves the model to TensorRT, on GPUs only; None: it does not.
     """
 
     signature: Signature
     version: int
     target: Target
     runtime: str
+    precision: str
     cpus: int
     fused: bool = False
-    tensorrt: Literal["FP32", "FP16"] | None = None
 
     @property
     def backend(self) -> str:
@@ -109,13 +109,13 @@ def classifier(description: Description) -> ModelConfig:
         version_policy=_only(description.version),
         input=[ModelInput(name=INPUT, data_type="TYPE_UINT8", dims=pixels)],
         output=_answer_outputs(description.signature),
-        instance_group=_on_gpus() if description.target == "container-gpu" else _instances(description),
+        instance_group=_on_gpus() if description.target in ON_GPUS else _instances(description),
         dynamic_batching=_dynamic_batching(),
         model_warmup=_warm_ups(description, INPUT, "TYPE_UINT8", pixels, WARMUP_PIXELS),
     )
     _limit_threads(config, description)
-    if description.tensorrt is not None:
-        _leave_to_tensorrt(config, description.tensorrt, description.signature)
+    if description.target == "container-tensorrt":
+        _leave_to_tensorrt(config, description)
     return config
 
 
@@ -215,17 +215,17 @@ def _on_gpus() -> list[model_config_pb2.ModelInstanceGroup]:
     return [model_config_pb2.ModelInstanceGroup(kind="KIND_GPU", count=1)]
 
 
-def _leave_to_tensorrt(config: ModelConfig, precision: str, signature: Signature) -> None:
+def _leave_to_tensorrt(config: ModelConfig, description: Description) -> None:
     """One engine for all batches, made when the model is loaded: without a profile each larger batch makes a new one.
 
     The parameters are those of Triton's ONNX Runtime backend; another one's name makes it refuse the model.
     """
-    largest = signature.max_batch
+    largest = description.signature.max_batch
     profile = {"min": 1, "opt": largest, "max": largest}
     accelerator = config.optimization.execution_accelerators.gpu_execution_accelerator.add(name="tensorrt")
-    accelerator.parameters["precision_mode"] = precision
+    accelerator.parameters["precision_mode"] = "FP16" if description.precision == "float16" else "FP32"
     for which, batch in profile.items():
-        shape = "x".join(map(str, [batch, *_pixel_dims(signature)]))
+        shape = "x".join(map(str, [batch, *_pixel_dims(description.signature)]))
         accelerator.parameters[f"trt_profile_{which}_shapes"] = f"{INPUT}:{shape}"
 
 

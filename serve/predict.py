@@ -17,7 +17,15 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from serve.async_client import ASYNC_CLIENTS, AsyncClient
-from serve.protocol import Answer, NotAllowed, Overloaded, Patience, RefusedInput, Unreachable
+from serve.protocol import (
+    MAX_REQUEST_BYTES,
+    Answer,
+    NotAllowed,
+    Overloaded,
+    Patience,
+    RefusedInput,
+    Unreachable,
+)
 from slipway.errors import SlipwayError, UsageError
 
 # Requests at once: enough for the server to make batches of them.
@@ -78,6 +86,7 @@ def run(
         api_key=api_key,
         certificates=certificates,
         priority="bulk",
+        max_image_bytes=MAX_REQUEST_BYTES,  # what the model's own limit is, the server knows
     )
     try:
         refused = asyncio.run(_run(files, connect, form, write))

@@ -23,7 +23,7 @@ from serve.model_config import DEFAULT_PRIORITY, ENCODED, RELEASE, Priority
 from slipway.contract import LOGITS, PROBABILITIES, Preprocessing
 from slipway.errors import SlipwayError, UsageError
 
-# The server refuses larger images as well, but only after they have travelled. It is the contract's default.
+# Unless a client is told otherwise. The server refuses larger images as well, but only after they have travelled.
 MAX_IMAGE_BYTES = Preprocessing.max_bytes
 # Of all images of a request together; serve.front refuses more, where it stands between us and the server.
 MAX_REQUEST_BYTES = 256 * 2**20
@@ -125,6 +125,9 @@ class ClientSettings:
     retries: how often a request is sent again that the server has not begun to work on.
     request_id: sent with every request; the server's log and traces name it.
     priority: "bulk" for what nobody waits for; it gives way to all that is "interactive". "probe" is for serve.health.
+    max_image_bytes: larger images are not sent. The server has a limit of its own, which is that of its model.
+
+    Raises UsageError for a key that would be sent without TLS, and for an address of another kind.
     """
 
     def __init__(  # noqa: PLR0913 - all but the address are given by name, and few at a time
@@ -139,9 +142,12 @@ class ClientSettings:
         retries: int = 0,
         request_id: str = "",
         priority: Priority = DEFAULT_PRIORITY,
+        max_image_bytes: int = MAX_IMAGE_BYTES,
     ) -> None:
         self._tls = url.startswith("https://")
         self._url = url.removeprefix("https://")
+        if "/" in self._url:
+            raise UsageError(f"{url}: is no address of a server; write host:port, or https://host:port")
         if api_key and not self._tls:
             raise UsageError(f"{url}: an API key is only sent over TLS; write https://{url}")
         self._api_key = api_key
@@ -152,6 +158,7 @@ class ClientSettings:
         self._retries = retries
         self._request_id = request_id
         self._priority: Priority = priority
+        self._max_image_bytes = max_image_bytes
         self._open()
 
     def _open(self) -> None:
@@ -200,14 +207,14 @@ class Patience:
         return pause
 
 
-def tensor(images: Sequence[bytes]) -> npt.NDArray[np.object_]:
+def tensor(images: Sequence[bytes], max_image_bytes: int = MAX_IMAGE_BYTES) -> npt.NDArray[np.object_]:
     """Object [images, 1]. Raises RefusedInput if they are too large; nothing was sent then.
 
     Never numpy's own bytes type: it drops zeros at the end (triton server PR 2551).
     """
     for index, data in enumerate(images):
-        if len(data) > MAX_IMAGE_BYTES:
-            raise _too_many_bytes(f"image {index} has", len(data), MAX_IMAGE_BYTES)
+        if len(data) > max_image_bytes:
+            raise _too_many_bytes(f"image {index} has", len(data), max_image_bytes)
     if (total := sum(map(len, images))) > MAX_REQUEST_BYTES:
         raise _too_many_bytes(f"the {len(images)} images have together", total, MAX_REQUEST_BYTES)
     result = np.empty((len(images), 1), dtype=np.object_)
@@ -274,7 +281,11 @@ def deadline_has_passed(error: InferenceServerException) -> bool:
     return error.status() == "StatusCode.DEADLINE_EXCEEDED"
 
 
-def no_grpc_server(url: str, error: InferenceServerException) -> Unreachable:
+def no_grpc_connection(url: str, error: InferenceServerException) -> ServingError:
+    """What it means that a server does not say that it is there. A gateway may have reasons of its own."""
+    meaning = grpc_error(url, error)
+    if isinstance(meaning, Overloaded | NotAllowed):
+        return meaning
     return Unreachable(f"{url}: no server answers there over gRPC ({error.message()})", sent=False)
 
 

@@ -3,6 +3,7 @@
 import json
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -72,14 +73,23 @@ def open_release(directory: Path, *, with_model: bool = True) -> Release:
         it again. Of a fused release, all is verified in any case.
 
     Raises:
-        SlipwayError: nothing is published there.
+        SlipwayError: nothing is published there, or something that cannot be read.
         SealError: a file is missing, added or changed.
     """
     if not directory.exists():
         raise SlipwayError(f"{directory}: no release is published there; `make publish` does that")
     directory = directory.resolve()  # so that a link may move on while we work with this release
     sealed.verify(directory, KIND, unread="" if with_model else f"{MODELS}/{CLASSIFIER}/")
-    about = json.loads((directory / ABOUT).read_bytes())
+    path = directory / ABOUT
+    try:
+        return _read(directory, json.loads(path.read_bytes()))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise SlipwayError(
+            f"{path}: cannot be read as a release ({error!r}); publish its bundle again"
+        ) from error
+
+
+def _read(directory: Path, about: dict[str, Any]) -> Release:
     if about["format"] != FORMAT:
         raise SlipwayError(
             f"{directory / ABOUT}: has format {about['format']!r}; this Slipway reads {FORMAT!r}: publish its "

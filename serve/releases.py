@@ -92,7 +92,7 @@ def table(repository: Path) -> Iterator[str]:
                 yield f"{place:8}  {directory.name}  of another version of Slipway; publish its bundle again"
                 continue
             yield f"{place:8}  {directory.name}  {about['identity']}  {about['target']}  {about['artefact']}"
-        except (OSError, ValueError, KeyError) as error:
+        except (OSError, ValueError, KeyError, TypeError) as error:
             yield f"{place:8}  {directory.name}  damaged: {ABOUT} cannot be read ({error!r})"
 
 

@@ -95,7 +95,6 @@ def publish(
     cpus: int,
     *,
     fused: bool = False,
-    tensorrt: bool = False,
     public_key: Path | None = None,
     sign_key: Path | None = None,
 ) -> Path:
@@ -103,7 +102,6 @@ def publish(
 
     Args:
         fused: as one model, instead of an ensemble of two.
-        tensorrt: have ONNX Runtime leave the model to TensorRT, on GPUs.
         public_key: whose owner must have signed the bundle; of one who has not, nothing else is read.
         sign_key: private key to sign the release with, for those who get it from somewhere else.
 
@@ -114,13 +112,13 @@ def publish(
         SignatureError: the bundle is not as the owner of the key signed it, or the release cannot be signed.
         SealError, BundleError, ContractError, ArtefactError: the bundle is damaged or was not proven.
         PublishError: the target cannot run the model, or this environment decodes images differently.
-        UsageError: fused or tensorrt is not for this target.
+        UsageError: fused is not for this target.
     """
     if public_key is not None:
         signing.require_signed(bundle_directory, public_key)
         logger.info("signed by the owner of %s", public_key)
     opened = bundle.open_bundle(bundle_directory)
-    content = _content(opened, target, cpus, fused=fused, tensorrt=tensorrt)
+    content = _content(opened, target, cpus, fused=fused)
     inputs = _inputs(content, sign_key)
     with sealed.only_one(repository / RELEASES, f"{repository}"):
         release = sealed.made_from(repository / RELEASES, KIND, inputs)
@@ -137,11 +135,10 @@ def publish(
     return release
 
 
-def _content(opened: Bundle, target: Target, cpus: int, *, fused: bool, tensorrt: bool) -> _Content:
+def _content(opened: Bundle, target: Target, cpus: int, *, fused: bool) -> _Content:
     """What a release of this bundle is made from. Raises what `publish` says of bundles and targets."""
-    _check_options(target, fused=fused, tensorrt=tensorrt)
     artefact = _served(opened, target)
-    _check_runtime(opened, artefact, target)
+    _check_runtime(opened, artefact, target, fused=fused)
     return _Content(
         bundle=opened,
         artefact=artefact,
@@ -151,9 +148,9 @@ def _content(opened: Bundle, target: Target, cpus: int, *, fused: bool, tensorrt
             version=opened.version,
             target=target,
             runtime=artefact.runtime,
+            precision=artefact.precision,
             cpus=cpus,
             fused=fused,
-            tensorrt=("FP16" if artefact.for_gpus else "FP32") if tensorrt else None,
         ),
         pixels=_golden_pixels(opened),
         pins=_pins(target),
@@ -166,7 +163,7 @@ def _served(opened: Bundle, target: Target) -> Artefact:
     for_gpus = [each for each in artefacts.read_artefacts(opened.directory) if each.for_gpus]
     if not for_gpus:
         return default
-    if target == "container-gpu":
+    if target in model_config.ON_GPUS:
         return for_gpus[0]
     logger.info(
         "%s is for GPUs (--target container-gpu); this release serves %s", for_gpus[0].name, default.name
@@ -174,18 +171,13 @@ def _served(opened: Bundle, target: Target) -> Artefact:
     return default
 
 
-def _check_options(target: Target, *, fused: bool, tensorrt: bool) -> None:
+def _check_runtime(opened: Bundle, artefact: Artefact, target: Target, *, fused: bool) -> None:
+    """Refuse what the target cannot run, or would answer otherwise than was proven."""
     if fused and target != "embedded":
         raise UsageError(
             f"command line: --fused is for the target embedded; with {target} it was never tried"
         )
-    if tensorrt and target != "container-gpu":
-        raise UsageError(f"command line: --tensorrt is for the target container-gpu; {target} has no GPU")
-
-
-def _check_runtime(opened: Bundle, artefact: Artefact, target: Target) -> None:
-    """Refuse what the target cannot run, or would answer otherwise than was proven."""
-    if target == "container-gpu" and artefact.name != artefacts.DEFAULT and not artefact.for_gpus:
+    if target in model_config.ON_GPUS and artefact.name != artefacts.DEFAULT and not artefact.for_gpus:
         raise PublishError(
             f"{opened.directory}: serves {artefact.name}, whose answers were proven on a CPU; publish it for the "
             f"container, or export a bundle that has onnx-fp16, or serves {artefacts.DEFAULT}"
@@ -251,7 +243,6 @@ def _inputs(content: _Content, sign_key: Path | None) -> str:
             "target": content.description.target,
             "cpus": content.description.cpus,
             "fused": content.description.fused,
-            "tensorrt": content.description.tensorrt,
             "pins": asdict(content.pins),
             "code": _code(),
             "signer": None if sign_key is None else signing.signer(sign_key),

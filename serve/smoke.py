@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from serve import health, server
 from serve.client import CLIENTS, Client
-from serve.protocol import DEADLINE_SECONDS, Answer, RefusedInput, ServingError
+from serve.protocol import DEADLINE_SECONDS, MAX_REQUEST_BYTES, Answer, RefusedInput, ServingError
 from serve.release import Release, open_release
 from serve.server import Server
 from slipway import hashing, sealed
@@ -202,7 +202,6 @@ def compare_all(
     protocol: str, url: str, expected: Sequence[Expected], release: Release
 ) -> tuple[ProtocolResult, list[Outcome]]:
     """Each image alone, which is what is timed, and then all in full batches."""
-    max_batch = release.signature.max_batch
 
     def ask(client: Client, batch: Sequence[Expected]) -> list[Outcome]:
         return _compare(protocol, client, batch, release.tolerance)
@@ -212,7 +211,7 @@ def compare_all(
     start = time.perf_counter()
     singles = _in_parallel(protocol, url, [[image] for image in expected], ask)
     seconds = time.perf_counter() - start
-    batches = [expected[first : first + max_batch] for first in range(0, len(expected), max_batch)]
+    batches = list(_batches(expected, release.signature.max_batch))
     outcomes = [
         outcome for answers in [*singles, *_in_parallel(protocol, url, batches, ask)] for outcome in answers
     ]
@@ -227,6 +226,20 @@ def compare_all(
         p99_ms=1000 * percentile(latencies, 99),
     )
     return summary, outcomes
+
+
+def _batches(images: Sequence[Expected], most: int) -> Iterator[list[Expected]]:
+    """As many as the model takes at once, or fewer where they are too large for one request."""
+    batch: list[Expected] = []
+    size = 0
+    for image in images:
+        own = image.path.stat().st_size
+        if batch and (len(batch) == most or size + own > MAX_REQUEST_BYTES):
+            yield batch
+            batch, size = [], 0
+        batch.append(image)
+        size += own
+    yield batch
 
 
 def _compare(protocol: str, client: Client, batch: Sequence[Expected], tolerance: float) -> list[Outcome]:
@@ -330,7 +343,8 @@ def _in_parallel(
     """`ask` about every item with a few concurrent clients, one for each thread; results in the order of items."""
 
     def work(worker: int) -> Iterator[Result]:
-        with CLIENTS[protocol](url) as client:
+        # What the model's own limit is, the server knows.
+        with CLIENTS[protocol](url, max_image_bytes=MAX_REQUEST_BYTES) as client:
             return iter([ask(client, item) for item in items[worker::WORKERS]])
 
     with ThreadPoolExecutor(WORKERS) as pool:

@@ -190,17 +190,23 @@ class Supervisor:
             return
         self._wanted = wanted
         self._failed_starts = 0
+        served = None if self._serving is None else self._serving.server.release.directory
+        if self._candidate is not None and self._candidate.server.release.directory != served:
+            self._drop_candidate()
         try:
             release = open_release(wanted)
         except SlipwayError as error:
             self._refuse(wanted, error)
             return
+        self._drop_candidate()
+        if self._serving is None or self._serving.server.release.directory != release.directory:
+            self._bring_up(release)
+
+    def _drop_candidate(self) -> None:
         if self._candidate is not None:
             logger.info("%s is not wanted any more", self._candidate.server.release.directory.name)
             self._candidate.server.kill()
             self._candidate = None
-        if self._serving is None or self._serving.server.release.directory != release.directory:
-            self._bring_up(release)
 
     def _watch_server(self) -> None:
         """Find out whether the server is well, and start another one in its place if it is not."""

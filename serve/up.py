@@ -24,7 +24,11 @@ def run(release: Path, probe_seconds: float, traces: str | None) -> None:
 
     Raises SlipwayError if it cannot be served to begin with.
     """
-    front = Front(choose_ports())
+    try:
+        front = Front(choose_ports())
+    except KeyboardInterrupt:
+        logger.info("stopped before anything was served")
+        return
     supervisor = Supervisor(front, release, probe_seconds, traces)
     try:
         supervisor.start()

@@ -66,7 +66,7 @@ def _watch(
                 release = open_release(link)  # what cannot be opened could not be served either
             ask = partial(health.probe, release, urls, seconds)
             busy = not health.answers_or_is_busy(ask, triton_metrics, seconds)
-            problem = ""
+            problem = "busy: the golden image was not answered in time, but others are" if busy else ""
         except SlipwayError as error:
             problem = str(error)
         if not busy:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from slipway.config import option, section
-from slipway.contract import Preprocessing
+from slipway.contract import Preprocessing, can_be_a_directory
 from slipway.paths import PROJECT_ROOT
 
 FormatName = Literal[
@@ -34,7 +34,7 @@ class RunConfig:
     )
 
     def problems(self) -> Iterator[tuple[str, str]]:
-        if not self.name or self.name.startswith(".") or "/" in self.name or not self.name.isprintable():
+        if not can_be_a_directory(self.name):
             yield "name", f"is {self.name!r}; it becomes a directory name, so no slashes and no leading dot"
 
 

@@ -20,6 +20,8 @@ FORMAT = "slipway-artefacts/1"
 DEFAULT = "onnx"
 # What our servers can run; see serve/models/runtime.py.
 SERVABLE = ("onnxruntime", "openvino")
+# Of files of artefacts. No Python: a release puts them beside the code that runs them.
+SUFFIXES = (".onnx", ".pt2", ".pt", ".xml", ".bin")
 # How far an artefact may be, where it is served, from what it answered where it was proven: of a probability; of
 # logits, relative to the largest. On one machine there is no difference at all, whatever the batch and the threads;
 # a CPU with other instructions rounds at other places.
@@ -108,6 +110,8 @@ def _read(directory: Path) -> tuple[tuple[Artefact, ...], str]:
     for name in (name for each in artefacts for name in each.files):
         if Path(name).name != name or not (directory / name).is_file():
             raise ArtefactError(f"{path}: lists {name!r}, which is no file of this bundle")
+        if Path(name).suffix not in SUFFIXES:
+            raise ArtefactError(f"{path}: lists {name!r}; an artefact's files end in {', '.join(SUFFIXES)}")
     _check_default(path, {artefact.name: artefact for artefact in artefacts}, default)
     return artefacts, default
 

@@ -70,20 +70,28 @@ def open_bundle(directory: Path) -> Bundle:
 
     Raises:
         SealError: a file is missing, added or changed.
-        ContractError: the signature does not hash to what it says.
+        ContractError: the signature cannot be read, or does not hash to what it says.
         BundleError: labels differ from the signature, the verdict of the parity gate is not `passed`, or the
             directory is not named by a version number.
     """
+    directory = directory.absolute()  # so that it has a name, where it is given as "."
     manifest = sealed.verify(directory, KIND)
     signature = Signature.load(directory / SIGNATURE)
     if (directory / LABELS).read_bytes() != labels(signature):
         raise BundleError(f"{directory / LABELS}: the class names differ from those in {SIGNATURE}")
-    if json.loads((directory / PARITY).read_bytes())["verdict"] != "passed":
+    if _verdict(directory / PARITY) != "passed":
         raise BundleError(f"{directory / PARITY}: the parity gate did not pass; export again")
     # Triton takes only numbers without leading zeros for a version.
     if not directory.name.isascii() or not directory.name.isdigit() or directory.name.startswith("0"):
         raise BundleError(f"{directory}: a bundle's directory is its version number: 1, 2, 3, ...")
     return Bundle(directory=directory, seal=manifest.seal, signature=signature, golden=read_golden(directory))
+
+
+def _verdict(path: Path) -> object:
+    try:
+        return json.loads(path.read_bytes())["verdict"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise BundleError(f"{path}: cannot be read as a report of the parity gate ({error!r})") from error
 
 
 def labels(signature: Signature) -> bytes:
@@ -106,16 +114,27 @@ def write_golden_answers(directory: Path, answers: Sequence[Golden], file: str =
 
 
 def read_golden(directory: Path, file: str = GOLDEN_ANSWERS) -> tuple[Golden, ...]:
-    """The golden inputs in `directory / "golden"`, of a bundle or of a model made from one, and answers to them."""
-    return tuple(
-        Golden(
-            path=directory / GOLDEN / answer["file"],
-            pixels_sha256=answer["pixels_sha256"],
-            logits=np.array(answer["logits"], dtype=np.float32),
-            label=answer["label"],
+    """The golden inputs in `directory / "golden"`, of a bundle or of a model made from one, and answers to them.
+
+    Raises BundleError if they cannot be read, or are said to lie elsewhere.
+    """
+    path = directory / file
+    try:
+        golden = tuple(
+            Golden(
+                path=directory / GOLDEN / answer["file"],
+                pixels_sha256=answer["pixels_sha256"],
+                logits=np.array(answer["logits"], dtype=np.float32),
+                label=answer["label"],
+            )
+            for answer in json.loads(path.read_bytes())
         )
-        for answer in json.loads((directory / file).read_bytes())
-    )
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise BundleError(f"{path}: cannot be read as golden answers ({error!r})") from error
+    for each in golden:
+        if each.path.parent != directory / GOLDEN or not each.path.is_file():
+            raise BundleError(f"{path}: names {each.path}, which is no file in {directory / GOLDEN}")
+    return golden
 
 
 def golden_pixels(opened: Bundle) -> npt.NDArray[np.uint8]:

@@ -20,6 +20,11 @@ class ContractError(SlipwayError):
     """A signature that cannot be read, or does not hash to what it says."""
 
 
+def can_be_a_directory(name: str) -> bool:
+    """Bundles and releases are named by the model: not by a path that leads elsewhere, nor hidden."""
+    return bool(name) and not name.startswith(".") and "/" not in name and name.isprintable()
+
+
 @dataclass(frozen=True, kw_only=True)
 class Preprocessing:
     """How encoded image bytes become model input. Applied by `slipway.preprocessing`, nowhere else.
@@ -80,6 +85,8 @@ class Signature:
                 std=tuple(content["std"]),
                 max_batch=content["max_batch"],
             )
+            if not can_be_a_directory(signature.name):
+                raise ContractError(f"{path}: has the name {signature.name!r}, which no directory can have")
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise ContractError(f"{path}: cannot be read as a signature ({error!r})") from error
         if content.get("contract") != signature.contract_hash():

@@ -60,10 +60,13 @@ def load(directory: Path) -> InputStatistics | None:
     path = directory / STATISTICS
     if not path.exists():
         return None
-    content = json.loads(path.read_bytes())
-    if content["format"] != FORMAT:
-        raise StatisticsError(f"{path}: has format {content['format']!r}; this Slipway reads {FORMAT!r}")
-    return InputStatistics(images=content["images"], shares=content["shares"])
+    try:
+        content = json.loads(path.read_bytes())
+        if content["format"] != FORMAT:
+            raise StatisticsError(f"{path}: has format {content['format']!r}; this Slipway reads {FORMAT!r}")
+        return InputStatistics(images=content["images"], shares=content["shares"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise StatisticsError(f"{path}: cannot be read as statistics ({error!r})") from error
 
 
 def measured(

@@ -248,17 +248,30 @@ def fsync(path: Path) -> None:
 def _staging_directory(parent: Path) -> Iterator[Path]:
     """A new directory, locked as long as this process lives, and gone afterwards unless it was renamed."""
     staging = parent / f"{STAGING_PREFIX}{uuid.uuid4().hex}"
-    staging.mkdir()
     try:
-        with _descriptor(staging) as descriptor:
-            # A file system that cannot lock directories cannot tell abandoned ones either: they stay.
-            with contextlib.suppress(OSError):
-                fcntl.flock(descriptor, fcntl.LOCK_EX)
-            if os.fstat(descriptor).st_nlink == 0:  # taken for abandoned before it was locked
-                staging.mkdir()
+        descriptor = _made_and_locked(staging)
+        try:
             yield staging
+        finally:
+            os.close(descriptor)
     finally:
         shutil.rmtree(staging, ignore_errors=True)
+
+
+def _made_and_locked(directory: Path) -> int:
+    """The descriptor that holds the lock. Until it does, somebody may take the directory for abandoned: then again."""
+    while True:
+        directory.mkdir(exist_ok=True)
+        try:
+            descriptor = os.open(directory, os.O_RDONLY)
+        except FileNotFoundError:
+            continue
+        # A file system that cannot lock directories cannot tell abandoned ones either: they stay.
+        with contextlib.suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        if os.fstat(descriptor).st_nlink > 0:
+            return descriptor
+        os.close(descriptor)
 
 
 @contextmanager

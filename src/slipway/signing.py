@@ -9,7 +9,9 @@ Hashes tell that nothing was changed by accident; whoever changes a file on purp
 from pathlib import Path
 
 import model_signing
+from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ec
 
 from slipway import hashing
 from slipway.errors import SlipwayError
@@ -27,6 +29,7 @@ def sign(directory: Path, private_key: Path) -> None:
 
     private_key: PEM, elliptic curve, without a passphrase. Raises SignatureError.
     """
+    _read(private_key)
     try:
         config = model_signing.signing.Config()  # type: ignore[no-untyped-call]
         config.use_elliptic_key_signer(private_key=private_key).set_hashing_config(_every_file(directory))
@@ -37,12 +40,8 @@ def sign(directory: Path, private_key: Path) -> None:
 
 def signer(private_key: Path) -> str:
     """Who signs with a key: the SHA-256 of its public part. Raises SignatureError."""
-    try:
-        key = serialization.load_pem_private_key(private_key.read_bytes(), password=None)
-    except (OSError, ValueError, TypeError) as error:
-        raise _useless(private_key, error) from error
     encoding, form = serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo
-    return hashing.of_bytes(key.public_key().public_bytes(encoding, form))
+    return hashing.of_bytes(_read(private_key).public_key().public_bytes(encoding, form))
 
 
 def require_signed(directory: Path, public_key: Path) -> None:
@@ -64,9 +63,19 @@ def require_signed(directory: Path, public_key: Path) -> None:
         ) from error
 
 
-def _useless(private_key: Path, error: Exception) -> SignatureError:
+def _read(private_key: Path) -> ec.EllipticCurvePrivateKey:
+    try:
+        key = serialization.load_pem_private_key(private_key.read_bytes(), password=None)
+    except (OSError, ValueError, TypeError, UnsupportedAlgorithm) as error:
+        raise _useless(private_key, error) from error
+    if not isinstance(key, ec.EllipticCurvePrivateKey):
+        raise _useless(private_key, "it is on no elliptic curve")
+    return key
+
+
+def _useless(private_key: Path, why: object) -> SignatureError:
     return SignatureError(
-        f"{private_key}: cannot sign with it ({error}); to sign with is the PEM file of a private key on an elliptic "
+        f"{private_key}: cannot sign with it ({why}); to sign with is the PEM file of a private key on an elliptic "
         "curve, without a passphrase"
     )
 

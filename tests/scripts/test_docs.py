@@ -70,6 +70,18 @@ def test_commands_exist(page: Path) -> None:
     assert [(command, action) for command, action in actions if action not in SUBCOMMANDS[command]] == []
 
 
+def test_commands_run_where_a_reader_pastes_them(page: Path) -> None:
+    """Nobody has told them to activate an environment."""
+    text = page.read_text(encoding="utf-8")
+    blocks = re.findall(r"(?ms)^```sh\n(.*?)^```$", text)
+    lines = [line for block in blocks for line in block.splitlines()]
+    assert [
+        line
+        for line in lines
+        if re.match(r"(python3? -m (train|serve|deploy|pytest)|pytest|ruff|mypy)\b", line)
+    ] == []
+
+
 def test_options_exist(page: Path) -> None:
     dotted = named(page, r"--([a-z_]+\.[a-z_]+)") | named(page, r"^([a-z]+\.[a-z_]+)(?:: .*)?$")
     assert {name for name in dotted if name.split(".")[0] in SECTIONS and not is_file(name)} <= OPTIONS

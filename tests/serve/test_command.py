@@ -1,6 +1,7 @@
 """`python -m serve` as a person meets it."""
 
 import json
+import os
 import re
 import shutil
 import signal
@@ -60,6 +61,11 @@ def serve(*arguments: str | Path, cwd: Path | None = None) -> subprocess.Complet
         (["up", "--traces", "localhost:4318"], "--traces is localhost:4318; expected http://host:port/path"),
         (["container", "--traces", "collector"], "--traces is collector; expected http://host:port/path"),
         (["predict", "a.png", "--url", "localhost"], "--url is localhost; expected host:port"),
+        (["predict", "a.png", "--url", "https://host:80000"], "--url is host:80000; expected host:port"),
+        (["health", "--grpc", "127.0.0.1:0"], "--grpc is 127.0.0.1:0; expected host:port"),
+        (["watch", "--http", "https://127.0.0.1:1"], "--http is https://127.0.0.1:1; expected host:port"),
+        (["watch", "--metrics", "localhost"], "--metrics is localhost; expected host:port"),
+        (["watch", "--port", "70000"], "--port is 70000; must be within 0..65535"),
         (["predict", "a.png", "--api-key-file", "none"], "--api-key-file none: cannot be read"),
         (["predict", "a.png", "--api-key-file", __file__], "test_command.py: holds no key"),
         (
@@ -152,18 +158,23 @@ def test_predict_without_a_server_says_so_and_how_to_start_one(tmp_path: Path, p
 
 @pytest.mark.integration
 def test_predict_answers_each_file_and_names_the_refused(
-    server: Server, tmp_path: Path, protocol: str
+    server: Server, tmp_path: Path, protocol: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Case A16: also the one whose name is no UTF-8."""
     for k in (3, 10):
         (tmp_path / f"{k}.png").write_bytes(images.flat(k))
     (tmp_path / "page.png").write_bytes(b"<html>")
-    files = ["3.png", "page.png", "10.png"]
+    odd = os.fsdecode(b"\xe4.png")
+    (tmp_path / odd).write_bytes(images.flat(7))
+    files = ["3.png", "page.png", odd, "10.png"]
     url = f"http://{server.http}/" if protocol == "http" else server.grpc
+    monkeypatch.setenv("PYTHONIOENCODING", "utf-8:strict")
     done = serve("predict", *files, "--protocol", protocol, "--url", url, cwd=tmp_path)
     assert done.returncode == 1
-    assert re.fullmatch(r"3\.png: 3 \(\d+\.\d%\)\n10\.png: 10 \(\d+\.\d%\)\n", done.stdout)
+    answers = [re.sub(r"\d+\.\d%", "sure", line) for line in done.stdout.splitlines()]
+    assert answers == ["3.png: 3 (sure)", r"\udce4.png: 7 (sure)", "10.png: 10 (sure)"]
     assert "page.png: NOT_AN_IMAGE: not a decodable image" in done.stderr
-    assert "1 of 3 files were refused" in done.stderr
+    assert "1 of 4 files were refused" in done.stderr
 
 
 @contextmanager

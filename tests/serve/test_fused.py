@@ -31,7 +31,7 @@ def test_it_is_one_model_with_the_ends_of_the_ensemble(release: Release, fused_r
     assert [golden.label for golden in fused_release.golden] == [golden.label for golden in release.golden]
 
 
-@pytest.mark.parametrize("target", ["container", "container-gpu"])
+@pytest.mark.parametrize("target", ["container", *model_config.ON_GPUS])
 def test_it_is_for_the_embedded_target_only(
     bundle: Bundle, tmp_path: Path, target: model_config.Target
 ) -> None:
@@ -70,8 +70,9 @@ def test_every_instance_has_run_alone_and_in_a_full_batch_before_the_first_reque
     """Case D11."""
     with serving(fused_release) as server, tritonclient.http.InferenceServerClient(server.http) as raw:
         (statistics,) = raw.get_inference_statistics("classify")["model_stats"]
-    sizes = {entry["batch_size"] for entry in statistics["batch_stats"]}
-    assert {1, fused_release.signature.max_batch} <= sizes
+    sizes = {entry["batch_size"]: entry["compute_infer"]["count"] for entry in statistics["batch_stats"]}
+    assert sizes[fused_release.signature.max_batch] == CPUS
+    assert sizes[1] > CPUS  # readiness asks as well
 
 
 @pytest.mark.integration

@@ -1,6 +1,7 @@
 """How long, how often and how much, before anything is sent."""
 
 import pytest
+from tritonclient.utils import InferenceServerException
 
 from serve import protocol
 from serve.async_client import ASYNC_CLIENTS
@@ -8,6 +9,7 @@ from serve.client import CLIENTS
 from serve.protocol import (
     ClientSettings,
     DeadlineExceeded,
+    NotAllowed,
     Overloaded,
     Patience,
     RefusedInput,
@@ -22,6 +24,31 @@ from slipway.errors import UsageError
 def test_a_key_is_not_sent_without_tls(client: type[ClientSettings]) -> None:
     with pytest.raises(UsageError, match="an API key is only sent over TLS; write https://host:8000"):
         client("host:8000", api_key="secret")
+
+
+@pytest.mark.parametrize("client", [*CLIENTS.values(), *ASYNC_CLIENTS.values()])
+def test_an_address_of_another_kind_is_told(client: type[ClientSettings]) -> None:
+    with pytest.raises(UsageError, match="http://host:8000: is no address of a server; write host:port, or"):
+        client("http://host:8000")
+
+
+@pytest.mark.parametrize(
+    ("status", "meaning"),
+    [
+        ("UNAVAILABLE", Unreachable),
+        ("DEADLINE_EXCEEDED", Unreachable),
+        ("UNIMPLEMENTED", Unreachable),
+        ("RESOURCE_EXHAUSTED", Overloaded),
+        ("UNAUTHENTICATED", NotAllowed),
+    ],
+)
+def test_a_gateway_that_lets_nobody_connect_is_not_taken_for_none(
+    status: str, meaning: type[ServingError]
+) -> None:
+    error = InferenceServerException("for a reason", f"StatusCode.{status}")
+    told = protocol.no_grpc_connection("host:8001", error)
+    assert type(told) is meaning
+    assert told.repeatable == (meaning is not NotAllowed)
 
 
 def test_zeros_at_the_end_of_an_image_are_sent() -> None:

@@ -10,7 +10,6 @@ import pytest
 
 from serve import model_config, repository
 from serve.client import CLIENTS
-from serve.model_config import Target
 from serve.release import Release, open_release
 from serve.repository import PublishError
 from serve.server import serving
@@ -18,7 +17,6 @@ from slipway import bundle as bundles
 from slipway import compatibility, sealed
 from slipway.artefact import Artefact, read_artefacts, write_artefacts
 from slipway.bundle import Bundle, open_bundle
-from slipway.errors import UsageError
 from tests.serve.tools import CPUS, make_bundle
 
 
@@ -64,11 +62,14 @@ def test_server_answers_with_the_served_artefact_over_both_protocols(quick_relea
                 assert np.abs(answer.probabilities - golden.probabilities).max() <= 1e-5
 
 
-def test_gpus_do_not_run_what_was_proven_on_a_cpu(quick: Bundle, tmp_path: Path) -> None:
+@pytest.mark.parametrize("target", model_config.ON_GPUS)
+def test_gpus_do_not_run_what_was_proven_on_a_cpu(
+    quick: Bundle, tmp_path: Path, target: model_config.Target
+) -> None:
     with pytest.raises(
         PublishError, match=r"serves openvino-int8, whose answers were proven on a CPU.* onnx-fp16"
     ):
-        repository.publish(quick.directory, tmp_path, "container-gpu", CPUS)
+        repository.publish(quick.directory, tmp_path, target, CPUS)
 
 
 FLOAT16 = Artefact(name="onnx-fp16", runtime="onnxruntime", precision="float16", files=("model.fp16.onnx",))
@@ -111,16 +112,10 @@ def test_tensorrt_computes_in_the_precision_of_what_is_served(bundle: Bundle, tm
         (bundle.directory, "FP32"),
         (with_float16(bundle, tmp_path / "bundles" / "tiny" / "1"), "FP16"),
     ):
-        release = repository.publish(directory, tmp_path, "container-gpu", CPUS, tensorrt=True)
+        release = repository.publish(directory, tmp_path, "container-tensorrt", CPUS)
         config = model_config.read(release / "models" / "classifier")
         (accelerator,) = config.optimization.execution_accelerators.gpu_execution_accelerator
         assert accelerator.parameters["precision_mode"] == precision
-
-
-@pytest.mark.parametrize("target", ["embedded", "container"])
-def test_without_a_gpu_there_is_no_tensorrt(bundle: Bundle, tmp_path: Path, target: Target) -> None:
-    with pytest.raises(UsageError, match=f"--tensorrt is for the target container-gpu; {target} has no GPU"):
-        repository.publish(bundle.directory, tmp_path, target, CPUS, tensorrt=True)
 
 
 def test_container_runs_openvino_in_python_too(quick: Bundle, tmp_path: Path) -> None:

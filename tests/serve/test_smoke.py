@@ -10,7 +10,7 @@ import pytest
 
 from serve import smoke
 from serve.release import Release
-from serve.smoke import SmokeTestFailed, percentile
+from serve.smoke import Expected, SmokeTestFailed, percentile
 from slipway import hashing, sealed
 from slipway.bundle import KIND as BUNDLE
 from slipway.bundle import Bundle
@@ -55,6 +55,19 @@ def run(release: Path, tmp_path: Path, entries: list[dict[str, Any]]) -> dict[st
 
 def result(tmp_path: Path) -> dict[str, Any]:
     return json.loads((tmp_path / "out" / "smoke.json").read_text())
+
+
+def test_batches_are_as_large_as_model_and_request_allow(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(smoke, "MAX_REQUEST_BYTES", 100)
+    expected = []
+    for index, size in enumerate([10, 10, 10, 80, 30, 200, 5]):
+        (tmp_path / str(index)).write_bytes(bytes(size))
+        path = tmp_path / str(index)
+        expected.append(Expected(file=path.name, path=path, label="", probabilities=np.zeros(1)))
+    batches = [[image.file for image in batch] for batch in smoke._batches(expected, 2)]
+    assert batches == [["0", "1"], ["2", "3"], ["4"], ["5"], ["6"]]
 
 
 def test_answers_are_held_against_those_of_the_artefact_that_is_served(

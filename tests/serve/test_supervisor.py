@@ -20,9 +20,10 @@ from serve.client import CLIENTS
 from serve.front import Front, FrontFailure
 from serve.health import Load, WrongAnswer
 from serve.protocol import DeadlineExceeded, Overloaded, ServerFailure, Unreachable
-from serve.release import Release
+from serve.release import KIND, Release
 from serve.server import LOOPBACK, START_ATTEMPTS, Server, ServerError, free_ports
 from serve.supervisor import FAILED_PROBES, STEADY_SECONDS, Serving, Supervisor, pause_before
+from slipway import sealed
 from tests import images
 from tests.serve.tools import (
     CPUS,
@@ -365,6 +366,36 @@ def test_a_release_that_is_no_longer_wanted_is_given_up(
     assert candidate.server.ended
     assert supervisor.server is before
     assert label_of_5(front) == {"5"}
+
+
+def test_a_release_that_cannot_be_opened_is_refused_and_the_one_wanted_before_it_given_up(
+    supervisor: Supervisor,
+    front: Front,
+    link: Path,
+    release: Release,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Whole by its seal, but of a make that nobody here reads: a fork's, say."""
+    before = supervisor.server
+    lead_to(link, variant(release, tmp_path / "other", lambda _: None).directory)
+    supervisor.step()
+    candidate = supervisor._candidate
+    assert candidate is not None
+    with sealed.stage(tmp_path / "odd", kind=KIND) as staging:
+        (staging / "release.json").write_text('{"format": "slipway-release/2"}')
+    lead_to(link, tmp_path / "odd")
+    supervisor.step()
+    assert candidate.server.ended
+    assert "odd is refused: " in caplog.text
+    assert (
+        "release.json: cannot be read as a release (KeyError('version')); publish its bundle again"
+        in caplog.text
+    )
+    assert supervisor.server is before
+    assert label_of_5(front) == {"5"}
+    lead_to(link, release.directory)
+    supervisor.step()
 
 
 def test_a_release_whose_server_crashes_before_it_answers_is_started_again_and_in_the_end_refused(

@@ -96,6 +96,17 @@ def test_file_that_is_not_in_the_bundle_is_told(tmp_path: Path, name: str) -> No
         read_artefacts(tmp_path)
 
 
+@pytest.mark.parametrize("name", ["model.py", "numpy.py", "serving.json", "model.so"])
+def test_file_that_would_be_run_or_believed_where_it_is_served_is_none_of_an_artefact(
+    tmp_path: Path, name: str
+) -> None:
+    """A release puts the files of its artefact beside its own code."""
+    (tmp_path / name).touch()
+    write_artefacts(tmp_path, [Artefact(**{**vars(ONNX), "files": (name,)})])
+    with pytest.raises(ArtefactError, match=f"lists '{name}'; an artefact's files end in .onnx, "):
+        read_artefacts(tmp_path)
+
+
 def test_what_was_built_here_runs_here() -> None:
     require_runs_here(ONNX)
     require_runs_here(COMPILED)

@@ -135,6 +135,39 @@ def test_directory_that_triton_would_not_take_for_a_version_is_refused(tmp_path:
         open_bundle(directory)
 
 
+def test_bundle_is_known_by_its_directory_when_that_is_where_one_stands(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Case E05."""
+    monkeypatch.chdir(make_bundle(tmp_path / "12"))
+    assert open_bundle(Path()).version == 12
+
+
+@pytest.mark.parametrize("name", ["../other.png", "/dev/zero", "..", "", "gone.png"])
+def test_golden_input_that_lies_elsewhere_is_refused(tmp_path: Path, name: str) -> None:
+    """The manifest does not cover it."""
+
+    def lead_away(staging: Path) -> None:
+        (staging / "other.png").touch()
+        path = staging / bundle.GOLDEN_ANSWERS
+        answers = json.loads(path.read_bytes())
+        answers[0]["file"] = name
+        path.write_text(json.dumps(answers))
+
+    with pytest.raises(BundleError, match=r"golden/answers\.json: names .*, which is no file in .*golden"):
+        open_bundle(make_bundle(tmp_path / "1", lead_away))
+
+
+@pytest.mark.parametrize("file", [bundle.PARITY, bundle.GOLDEN_ANSWERS])
+@pytest.mark.parametrize("content", ["no JSON", "[1]", "null"])
+def test_file_of_another_make_is_told(tmp_path: Path, file: str, content: str) -> None:
+    def write(staging: Path) -> None:
+        (staging / file).write_text(content)
+
+    with pytest.raises(BundleError, match=f"{file}: cannot be read as"):
+        open_bundle(make_bundle(tmp_path / "1", write))
+
+
 def test_bundle_can_be_moved(tmp_path: Path) -> None:
     first: Bundle = open_bundle(make_bundle(tmp_path / "digits" / "1"))
     second = open_bundle(first.directory.rename(tmp_path / "7"))

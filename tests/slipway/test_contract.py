@@ -115,6 +115,8 @@ def test_signature_that_was_edited_is_refused(tmp_path: Path, edit: Callable[[An
         (lambda content: content.update(preprocessing=None), "cannot be read as a signature"),
         (lambda content: content["preprocessing"].pop("image_size"), "cannot be read as a signature"),
         (lambda content: content["preprocessing"].pop("background"), "cannot be read as a signature"),
+        (lambda content: content.update(name=3), "cannot be read as a signature"),
+        (lambda content: content.update(name="../../elsewhere"), "has the name '../../elsewhere', which no"),
         (
             lambda content: content["preprocessing"].update(gamma=2),
             r"unknown preprocessing parameters \['gamma'\]",

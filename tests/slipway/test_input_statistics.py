@@ -47,6 +47,13 @@ def test_size_is_that_of_the_upright_image_and_the_pixels_are_those_of_the_model
     assert np.array_equal(pixels, preprocess(data, RULES))
 
 
+@pytest.mark.parametrize("content", ["", "[]", "null", "{}", '{"format": "slipway-statistics/1"}'])
+def test_file_that_holds_none_is_told(tmp_path: Path, content: str) -> None:
+    (tmp_path / input_statistics.STATISTICS).write_text(content)
+    with pytest.raises(StatisticsError, match=r"statistics\.json: cannot be read as statistics"):
+        input_statistics.load(tmp_path)
+
+
 def test_shares_add_up_to_one_and_name_every_bin(tmp_path: Path) -> None:
     sized = [preprocess_sized(data, RULES) for data in images.normal(20).values()]
     measured(sized, ["b", "a", "b", "b"], ("a", "b", "never")).save(tmp_path)

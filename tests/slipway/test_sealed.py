@@ -458,6 +458,38 @@ def test_directory_that_somebody_is_writing_is_not_taken_for_abandoned(tmp_path:
     sealed.verify(tmp_path / "1", KIND)
 
 
+@pytest.mark.parametrize("when", ["open", "lock"])
+def test_directory_that_is_taken_for_abandoned_before_it_is_locked_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    locked: list[int] = []
+    opened, lock = os.open, fcntl.flock
+
+    def remove_at_first() -> None:
+        if not locked and staging_in(tmp_path):
+            locked.append(0)
+            shutil.rmtree(tmp_path / staging_in(tmp_path)[0])
+
+    def open_late(path: Any, flags: int, *arguments: Any, **more: Any) -> int:
+        if when == "open" and Path(path).parent == tmp_path:
+            remove_at_first()
+        return opened(path, flags, *arguments, **more)
+
+    def lock_late(descriptor: int, operation: int) -> None:
+        if when == "lock":
+            remove_at_first()
+        lock(descriptor, operation)
+
+    monkeypatch.setattr(os, "open", open_late)
+    monkeypatch.setattr(fcntl, "flock", lock_late)
+    with sealed.stage(tmp_path / "1", kind=KIND) as staging:
+        assert locked
+        with sealed._descriptor(staging) as other, pytest.raises(BlockingIOError):
+            lock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        (staging / "state.pt").touch()
+    sealed.verify(tmp_path / "1", KIND)
+
+
 # Disk full
 
 

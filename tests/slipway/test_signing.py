@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 from cryptography.hazmat.primitives import serialization
-from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 
 from slipway import bundle
 from slipway.signing import SIGNATURE, SignatureError, require_signed, sign, signer
@@ -92,7 +92,22 @@ def test_missing_public_key_is_told(signed: tuple[Path, Path], tmp_path: Path) -
         require_signed(signed[0], tmp_path / "nobody.pub")
 
 
-@pytest.mark.parametrize("content", [None, b"no key"])
+def pem(key: rsa.RSAPrivateKey | ed25519.Ed25519PrivateKey) -> bytes:
+    return key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        None,
+        b"no key",
+        pem(rsa.generate_private_key(65537, 2048)),
+        pem(ed25519.Ed25519PrivateKey.generate()),
+    ],
+    ids=["none", "no key", "RSA", "Ed25519"],
+)
 def test_useless_private_key_is_told(tmp_path: Path, content: bytes | None) -> None:
     key = tmp_path / "key.pem"
     if content is not None:
