@@ -123,7 +123,7 @@ async def _run(files: Sequence[Path], connect: Connect, form: str, write: Callab
     if header:
         write(header)
     progress = Progress(
-        TextColumn("asking"),
+        TextColumn("{task.description}"),
         BarColumn(),
         MofNCompleteColumn(),
         TimeRemainingColumn(),
@@ -132,24 +132,25 @@ async def _run(files: Sequence[Path], connect: Connect, form: str, write: Callab
         transient=True,
     )
     with progress:
-        task = progress.add_task("", total=len(files))
-        async for row in _rows(files, connect):
+        task = progress.add_task("asking", total=len(files))
+        wait = partial(progress.update, task, description="waiting until the server has room")
+        async for row in _rows(files, connect, wait):
             if row.error:
                 refused += 1
                 logger.error("%s: %s", row.file, row.error)
             if text := line(row):
                 write(text)
-            progress.advance(task)
+            progress.update(task, description="asking", advance=1)
     return refused
 
 
-async def _rows(files: Sequence[Path], connect: Connect) -> AsyncIterator[Row]:
-    """In the order of the files, with a few requests under way at any time."""
+async def _rows(files: Sequence[Path], connect: Connect, wait: Callable[[], object]) -> AsyncIterator[Row]:
+    """In the order of the files, with a few requests under way at any time. `wait` is called when one has to wait."""
     under_way: deque[asyncio.Task[Row]] = deque()
     async with connect() as client:
         try:
             for file in files:
-                under_way.append(asyncio.create_task(_ask(client, file)))
+                under_way.append(asyncio.create_task(_ask(client, file, wait)))
                 if len(under_way) == CONCURRENT:
                     yield await under_way.popleft()
             while under_way:
@@ -160,9 +161,9 @@ async def _rows(files: Sequence[Path], connect: Connect) -> AsyncIterator[Row]:
             await asyncio.gather(*under_way, return_exceptions=True)
 
 
-async def _ask(client: AsyncClient, file: Path) -> Row:
+async def _ask(client: AsyncClient, file: Path, wait: Callable[[], object]) -> Row:
     try:
-        answer = await _classify(client, await asyncio.to_thread(file.read_bytes))
+        answer = await _classify(client, await asyncio.to_thread(file.read_bytes), wait)
     except RefusedInput as error:
         return Row(file=file, error=str(error))
     except OSError as error:
@@ -170,7 +171,7 @@ async def _ask(client: AsyncClient, file: Path) -> Row:
     return Row(file=file, answer=answer)
 
 
-async def _classify(client: AsyncClient, image: bytes) -> Answer:
+async def _classify(client: AsyncClient, image: bytes, wait: Callable[[], object]) -> Answer:
     """Ask until there is room. Each try has a deadline of its own: one for all would run out while a try waits."""
     room = Patience(OVERLOADED_SECONDS, retries=sys.maxsize)
     server = Patience(OVERLOADED_SECONDS, RETRIES)
@@ -178,6 +179,7 @@ async def _classify(client: AsyncClient, image: bytes) -> Answer:
         try:
             (answer,) = await client.classify([image])
         except Overloaded as error:
+            wait()
             await asyncio.sleep(room.pause_after(error))
         except Unreachable as error:
             await asyncio.sleep(server.pause_after(error))

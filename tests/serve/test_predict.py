@@ -2,6 +2,7 @@
 
 import csv
 import json
+import sys
 from pathlib import Path
 from typing import ClassVar
 
@@ -125,6 +126,19 @@ def test_a_saturated_server_is_asked_again_and_one_that_is_away_is_not_for_long(
     refusing.errors = [Overloaded("busy")]
     with pytest.raises(Overloaded, match="busy"):
         predicted(file)
+
+
+def test_on_a_terminal_it_says_that_it_waits(
+    folder: Path,
+    refusing: type[Refusing],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    monkeypatch.setattr(protocol, "FIRST_PAUSE_SECONDS", 2.0)  # the bar is drawn ten times a second
+    refusing.errors = [Overloaded("busy")]
+    assert len(predicted(folder / "good" / "07.png")) == 1
+    assert "waiting until the server has room" in capsys.readouterr().err
 
 
 def test_without_a_server_it_says_how_to_start_one(folder: Path, protocol: str) -> None:
