@@ -20,7 +20,7 @@ from serve.release import Release, open_release
 from serve.supervisor import STANDBY_SECONDS
 from tests import images
 from tests.serve.chaos import PROBE_SECONDS
-from tests.serve.holdings import Holdings, Watch, median_memory
+from tests.serve.holdings import Holdings, Watch, least_memory
 from tests.serve.load import FLAT, Load, Question, labels_of
 from tests.serve.service import Service, up
 from tests.serve.tools import variant, wait_until
@@ -117,7 +117,7 @@ def test_nothing_grows_and_every_answer_is_right(
     if seconds >= LONG_SECONDS:
         assert not service.replacements
         for part in ("reloading", "staying"):
-            memory = [median_memory(window.seen) for window in windows if window.part == part]
+            memory = [least_memory(window.seen) for window in windows if window.part == part]
             settled = memory[WARM_UP_WINDOWS:]
             assert max(settled) <= (1 + MOST_GROWTH) * min(settled), part
 
@@ -189,6 +189,6 @@ def report(windows: list[Window], start: float) -> None:
         assert window.seen, f"{about}  not once seen with as many servers as there should be"
         last = window.seen[-1]
         print(
-            f"{about}  {median_memory(window.seen) / 2**20:7.2f} MB  "
+            f"{about}  {least_memory(window.seen) / 2**20:7.2f} MB  "
             f"{last.descriptors} descriptors  {last.processes} processes  {last.regions} regions"
         )
