@@ -18,7 +18,7 @@ from slipway import sealed
 from train import checkpoint, execution, health, warm_start
 from train.board import board, require_installed
 from train.checkpoint import Progress, Weights
-from train.compilation import warm_up
+from train.compilation import needs_warm_up, warm_up
 from train.config import Config
 from train.dataset import Dataset
 from train.display import display
@@ -153,7 +153,7 @@ def _train(trainer: Trainer) -> None:
         outputs = _open_outputs(trainer, stack)
         if _at_epoch_end(trainer):
             _validate(trainer, outputs)  # what was not scored before training stopped, if anything
-        if trainer.config.hardware.compile != "none" and not _is_finished(trainer):
+        if needs_warm_up(trainer.config.hardware, trainer.machine) and not _is_finished(trainer):
             warm_up(trainer)
         while not _is_finished(trainer):
             try:
