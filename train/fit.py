@@ -6,6 +6,7 @@ Windows that were rolled back for are passed over: `bad_steps.jsonl`, beside the
 """
 
 import logging
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import replace
@@ -57,6 +58,9 @@ from train.saver import Saver
 from train.step import RolledBackError, is_due, step
 from train.trainer import Outputs, Trainer
 
+# At whether another process still trains the run.
+SECONDS_BETWEEN_LOOKS = 1.0
+
 logger = logging.getLogger(__name__)
 
 
@@ -74,10 +78,8 @@ def fit(config: Config, dataset: Dataset) -> Path:
     run = run_for(config, dataset)
     machine = launch(config.hardware, config.training)
     with ExitStack() as stack:
-        if machine.is_first:
-            stack.enter_context(sealed.only_one(run.directory, f"run {run.directory.name}"))
-        machine.fabric.barrier()
         stop = stack.enter_context(stop_requests())
+        _wait_for_others(run, machine, stop, stack)
         newest = machine.decide(lambda: checkpoint.newest(run))
         trainer = prepare(config, run, dataset, machine, stop, is_new=newest is None)
         stack.callback(trainer.saver.close)
@@ -92,6 +94,30 @@ def fit(config: Config, dataset: Dataset) -> Path:
         _say_what_was_skipped(trainer)
     machine.leave()
     return run.directory
+
+
+def _wait_for_others(run: Run, machine: Machine, stop: StopRequest, stack: ExitStack) -> None:
+    """Be the only ones who train this run, until `stack` ends.
+
+    All ranks ask again and again: they may wait longer than one of them may wait for another.
+    """
+    name = f"run {run.directory.name}"
+
+    def is_ours() -> bool:
+        try:
+            stack.enter_context(sealed.only_one(run.directory, name, waits=False))
+        except sealed.BusyError:
+            return False
+        return True
+
+    is_busy = not machine.decide(is_ours)
+    if is_busy and machine.is_first:
+        logger.info("another process is busy with %s; waiting for it", name)
+    while is_busy:
+        time.sleep(SECONDS_BETWEEN_LOOKS)
+        if machine.largest(stop.received is not None):
+            raise Preempted(f"stopped while another process was busy with {name}; start again")
+        is_busy = not machine.decide(is_ours)
 
 
 def prepare(

@@ -32,6 +32,10 @@ class SealError(SlipwayError):
     """A sealed directory could not be written, or is not what its manifest says."""
 
 
+class BusyError(SlipwayError):
+    """Another process works on what was to be this one's alone."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
     """What a sealed directory says of itself.
@@ -191,8 +195,8 @@ def remove_abandoned(parent: Path) -> None:
 
 
 @contextmanager
-def only_one(path: Path, what: str) -> Iterator[None]:
-    """Let one process at a time work on `path`; a second one says so and waits for the first.
+def only_one(path: Path, what: str, *, waits: bool = True) -> Iterator[None]:
+    """Let one process at a time work on `path`; a second one says so and waits for the first, or raises BusyError.
 
     The lock is advisory, lies in `.<name>.lock` beside `path`, and dies with its holder.
     """
@@ -201,6 +205,8 @@ def only_one(path: Path, what: str) -> Iterator[None]:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
+            if not waits:
+                raise BusyError(f"another process is busy with {what}") from None
             logger.info("another process is busy with %s; waiting for it", what)
             fcntl.flock(file, fcntl.LOCK_EX)
         yield

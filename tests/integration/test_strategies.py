@@ -198,6 +198,22 @@ def test_gradients_travel_once_a_step_however_many_micro_batches(
                 assert one == four > 0, strategy
 
 
+def test_what_one_rank_meets_ends_the_other_too(checkout: Checkout, odd_folder: Path, tmp_path: Path) -> None:
+    """A verdict that fails, a checkpoint that cannot be read, a wish to stop while another process has the run."""
+    program = str(Path(__file__).with_name("agreement.py"))
+    with ranks_of(checkout, [program, str(odd_folder), str(tmp_path / "runs")]) as ranks:
+        results = [outcome(rank, DEADLINE_SECONDS) for rank in ranks]
+    assert [result.returncode for result in results] == [0, 0], results
+    first, last = (json.loads(result.stdout) for result in results)
+    assert first[0].startswith("JSONDecodeError: Expecting value")
+    assert last[0].startswith("VerdictError: rank 0: JSONDecodeError('Expecting value")
+    assert first[1] == last[1]
+    assert "CheckpointError" in first[1]
+    assert "cannot be read (stale file handle)" in first[1]
+    assert first[2] == last[2]
+    assert first[2].startswith("Preempted: stopped while another process was busy with run")
+
+
 def test_three_copies_that_are_stopped_and_resumed_end_bit_identical_to_ones_that_never_were(
     checkout: Checkout, odd_folder: Path, tmp_path: Path
 ) -> None:
