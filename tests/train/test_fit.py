@@ -267,6 +267,36 @@ def test_stop_request_saves_the_step_and_the_next_start_continues(
     assert_bit_equal(final_state(resumed), final_state(undisturbed))
 
 
+@pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
+def test_stop_before_the_first_step_that_is_taken_changes_nothing(
+    make_folder: MakeFolder,
+    make_config: MakeConfig,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    optimizer: str,
+) -> None:
+    """Case B04: PyTorch takes a step of its own to find out what the state of an optimiser is that has none."""
+    monkeypatch.setattr(loop, "build_model", lambda *arguments: Linear())
+    poison(monkeypatch, 8)
+    root = make_folder()
+    options = {"optimizer__name": optimizer, "training__on_bad_loss": "skip"}
+    straight = make_config(root, **options)
+    folder = read_folder(straight.data)
+    undisturbed = fit(straight, folder)
+    config = make_config(root, **options, run__directory=str(tmp_path / "other"))
+    step = loop.step
+
+    def signal_and_step(trainer: Trainer, *arguments: Any) -> bool:
+        os.kill(os.getpid(), signal.SIGTERM)
+        return step(trainer, *arguments)
+
+    monkeypatch.setattr(loop, "step", signal_and_step)
+    with pytest.raises(Preempted, match="stopped at step 0"):
+        fit(config, folder)
+    monkeypatch.setattr(loop, "step", step)
+    assert_bit_equal(final_state(fit(config, folder)), final_state(undisturbed))
+
+
 def test_stop_request_ends_a_validation_on_the_spot(
     make_folder: MakeFolder, make_config: MakeConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
