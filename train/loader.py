@@ -24,7 +24,7 @@ from train.augment import augment, generator_for
 from train.config import AugmentConfig
 from train.dataset import DataError, Dataset
 from train.order import Draw, Order
-from train.preemption import leave_process_group
+from train.preemption import obey_the_trainer_alone
 from train.split import Split
 
 _Item = tuple[npt.NDArray[np.uint8], int, float, str | None]  # image, label, weight, what was wrong
@@ -269,7 +269,7 @@ def _load(samples: TorchDataset[_Item], batches: Iterable[list[Any]], workers: i
 
 
 def _start_worker(_worker: int) -> None:
-    leave_process_group()
+    obey_the_trainer_alone()
 
 
 def _collate(samples: list[_Item]) -> Batch:

@@ -1,5 +1,6 @@
 import io
 import multiprocessing
+import subprocess
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -238,6 +239,22 @@ def test_extension_does_not_matter(make_folder: MakeFolder, tmp_path: Path) -> N
     (root / "val" / "ant" / "0.png").write_bytes(file.getvalue())
     folder = read_folder(data_config(root))
     assert len(PlainSamples(folder, "val", RULES)[Draw(0, 0)][0]) == 3
+
+
+def test_signal_to_every_process_leaves_workers_to_their_trainer(make_folder: MakeFolder) -> None:
+    """Case B04: the step that the signal interrupts needs them. Of the batches to come two are ready, at the most."""
+    folder = read_folder(data_config(make_folder(train=20)))
+    samples = TrainingSamples(folder, RULES, AugmentConfig(), seed=0)
+    order = Order(samples=60, batch_size=6, epochs=2, seed=0, fingerprint=folder.fingerprint)
+    batches = training_batches(samples, order, cursor=0, accumulate=1, rank=0, world_size=1, workers=1)
+    others = multiprocessing.active_children()
+    next(batches)
+    (worker,) = set(multiprocessing.active_children()) - set(others)
+    for name in ("-TERM", "-USR1"):
+        subprocess.run(
+            ["kill", name, str(worker.pid)], check=True
+        )  # not this process, which is their trainer
+    assert len(list(batches)) == 19
 
 
 # PyTorch raises in whatever line the signal of the death arrives, of a destructor too, where Python only says so.
