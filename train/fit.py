@@ -44,7 +44,7 @@ from train.model import build_model
 from train.optimizer import build_optimizer
 from train.order import Order
 from train.parameters import freeze
-from train.preemption import Preempted, StopRequest, stop_requests
+from train.preemption import Preempted, StopRequest, ended_at_once, stop_requests
 from train.runs import (
     Run,
     append_metrics,
@@ -76,7 +76,8 @@ def fit(config: Config, dataset: Dataset) -> Path:
     """
     require_installed(config.run.loggers)
     run = run_for(config, dataset)
-    machine = launch(config.hardware, config.training)
+    with ended_at_once():
+        machine = launch(config.hardware, config.training)
     with ExitStack() as stack:
         stop = stack.enter_context(stop_requests())
         _wait_for_others(run, machine, stop, stack)

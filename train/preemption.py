@@ -11,7 +11,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
@@ -66,7 +66,7 @@ class _EndRequest(StopRequest):
 def ended_by_signals() -> Iterator[None]:
     """Inside, a wish to stop ends everything but training, which notes it down. Raises Preempted."""
     try:
-        with _received_by(_EndRequest()):
+        with _handled_by(_EndRequest().receive):
             yield
     except _Unwound:
         raise Preempted("stopped by a signal; run it again") from None
@@ -76,18 +76,25 @@ def ended_by_signals() -> Iterator[None]:
 def stop_requests() -> Iterator[StopRequest]:
     """Inside, a wish to stop is only noted down."""
     request = StopRequest()
-    with _received_by(request):
+    with _handled_by(request.receive):
         yield request
 
 
 @contextmanager
-def _received_by(request: StopRequest) -> Iterator[None]:
-    before = {number: signal.signal(number, request.receive) for number in SIGNALS}
+def ended_at_once() -> Iterator[None]:
+    """Inside, a signal ends the process with a code of its own: while PyTorch waits, Python hears of none."""
+    with _handled_by(signal.SIG_DFL):
+        yield
+
+
+@contextmanager
+def _handled_by(handler: Callable[[int, FrameType | None], None] | signal.Handlers) -> Iterator[None]:
+    before = {number: signal.signal(number, handler) for number in SIGNALS}
     try:
         yield
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        for number, former in before.items():
+            signal.signal(number, former)
 
 
 def obey_the_trainer_alone() -> None:

@@ -4,7 +4,7 @@ import os
 import shutil
 import signal
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 import torch
@@ -19,11 +19,11 @@ from train.checkpoint import Progress
 from train.config import HardwareConfig
 from train.fit import fit
 from train.folder import read_folder
-from train.hardware import launch
+from train.hardware import HardwareError, launch
 from train.health import DivergedError, bad_steps
 from train.loader import PlainSamples
 from train.order import Draw, Order, Window
-from train.preemption import Preempted
+from train.preemption import SIGNALS, Preempted, ended_by_signals
 from train.runs import MEASURED, Run, read_metrics, run_for
 from train.trainer import Trainer
 
@@ -295,6 +295,23 @@ def test_stop_before_the_first_step_that_is_taken_changes_nothing(
         fit(config, folder)
     monkeypatch.setattr(loop, "step", step)
     assert_bit_equal(final_state(fit(config, folder)), final_state(undisturbed))
+
+
+def test_rank_that_waits_for_others_can_be_ended(
+    make_folder: MakeFolder, make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They may never come, and Python hears of no signal until PyTorch returns from waiting for them."""
+    found: list[Any] = []
+
+    def look(*_arguments: object) -> NoReturn:
+        found.extend(signal.getsignal(number) for number in SIGNALS)
+        raise HardwareError("nobody came")
+
+    monkeypatch.setattr(loop, "launch", look)
+    config = make_config(make_folder())
+    with ended_by_signals(), pytest.raises(HardwareError, match="nobody came"):
+        fit(config, read_folder(config.data))
+    assert found == [signal.SIG_DFL] * 2
 
 
 def test_stop_request_ends_a_validation_on_the_spot(
