@@ -10,7 +10,8 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 import numpy as np
-from safetensors.torch import save_model
+import torch
+from safetensors.torch import save
 
 from slipway import artefact, bundle, compatibility, hashing, sealed
 from slipway import config as configuration
@@ -98,7 +99,7 @@ def _fill(
     signature = replace(trained, max_batch=config.export.max_batch)
     job = Job(staging=staging, config=config, dataset=dataset, classifier=classifier, signature=signature)
     signature.save(staging / bundle.SIGNATURE)
-    save_model(classifier, str(staging / bundle.WEIGHTS))
+    (staging / bundle.WEIGHTS).write_bytes(_weights_of(classifier))
     (staging / bundle.LABELS).write_bytes(bundle.labels(signature))
     with exporting(classifier, signature.preprocessing.image_size):
         artefacts = _write_artefacts(job)
@@ -119,6 +120,16 @@ def _fill(
     sealed.write_json(staging / bundle.PROVENANCE, _provenance(run, dataset, choice, evaluation))
     if config.export.sign_key is not None:
         sign(staging, config.export.sign_key)
+
+
+def _weights_of(classifier: ImageClassifier) -> bytes:
+    """In safetensors, which would not say by an OSError that it cannot write a file. Copies: tensors may share none."""
+    return save(
+        {
+            name: value.clone(memory_format=torch.contiguous_format)
+            for name, value in classifier.state_dict().items()
+        }
+    )
 
 
 def _keep_report(job: Job, run: Run, report: dict[str, Any]) -> None:
