@@ -105,6 +105,16 @@ def test_evaluation_takes_every_sample_once(
     assert len({len(batches) for batches in ranks}) == 1
 
 
+@pytest.mark.parametrize("workers", [0, 1])
+def test_undecodable_file_whose_name_has_lines_is_named(make_folder: MakeFolder, workers: int) -> None:
+    """Case A16: from a worker the name comes at the end of a traceback."""
+    root = make_folder()
+    path = root / "train" / "ant" / "li\nne\u2028s.png"
+    path.write_bytes(b"")
+    with pytest.raises(DataError, match=rf"^{path}: EMPTY"):
+        stream(read_folder(data_config(root)), workers=workers)
+
+
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("damage", ["half", "almost whole", "empty", "html"])
 def test_undecodable_file_is_named(make_folder: MakeFolder, workers: int, damage: str) -> None:
