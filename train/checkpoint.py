@@ -107,7 +107,7 @@ def save(
     with _staged_by_all(machine, directory, run.inputs) as staging:
         _write_tensors(tensors, staging / STATE, machine)
         if machine.is_first:
-            _set_aside(directory)
+            set_aside(directory)
             sealed.write_json(staging / "progress.json", asdict(progress))
             signature.save(staging / "signature.json")
             (staging / "config.yaml").write_text(configuration.to_yaml(config), encoding="utf-8")
@@ -123,8 +123,8 @@ def _is_whole(directory: Path) -> bool:
     return True
 
 
-def _set_aside(damaged: Path) -> None:
-    """Make way for a checkpoint of the same step, if there is one; kept for whoever wants to know what happened."""
+def set_aside(damaged: Path) -> None:
+    """Make way for what is to have the same name, if there is any; kept for whoever wants to know what happened."""
     if damaged.exists():
         aside = damaged.with_name(f".damaged-{damaged.name}-{uuid.uuid4().hex[:8]}")
         damaged.rename(aside)
@@ -228,15 +228,22 @@ def newest(run: Run) -> Path | None:
 def best(run: Run) -> Choice:
     """The weights with the best validation accuracy; of equals the lower loss, then the later step.
 
-    Recovered from what is really there, not from a pointer that could be wrong. Raises CheckpointError.
+    Recovered from what is really there, not from a pointer that could be wrong; damaged ones are passed over with a
+    warning. Raises CheckpointError.
     """
     there = {directory.name: directory for directory in sealed.sealed_in(run.checkpoints)}
     for name, weights in _ranked(run):
-        if name in there:
+        if name not in there:
+            continue
+        try:
             sealed.verify(there[name], KIND)
-            return Choice(directory=there[name], weights=weights)
+        except SealError as error:
+            logger.warning("WARNING: passing over a damaged checkpoint: %s", error)
+            del there[name]  # its other weights are no better
+            continue
+        return Choice(directory=there[name], weights=weights)
     raise CheckpointError(
-        f"{run.directory}: has no evaluated checkpoint; run `make train` with this configuration"
+        f"{run.directory}: has no evaluated checkpoint that is whole; run `make train` with this configuration"
     )
 
 

@@ -72,7 +72,8 @@ def fit(config: Config, dataset: Dataset) -> Path:
         DivergedError: the loss went bad, and `training.on_bad_loss` is stop, or it did so too often.
         SealError: a checkpoint could not be written.
         DataError: an image cannot be decoded; the message names it.
-        BoardError: a tracker of `run.loggers` is not installed.
+        BoardError: a tracker of `run.loggers` is not installed, or cannot be opened.
+        SlipwayError: what the run logs cannot be written; said by the first rank, which writes it.
     """
     require_installed(config.run.loggers)
     run = run_for(config, dataset)

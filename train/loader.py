@@ -262,10 +262,9 @@ def _load(samples: TorchDataset[_Item], batches: Iterable[list[Any]], workers: i
     try:
         yield from loader
     except DataError as error:
-        # From a worker process the sentence arrives at the end of that worker's traceback.
-        raise DataError(
-            str(error).rstrip().splitlines()[-1].removeprefix("train.dataset.DataError: ")
-        ) from None
+        # From a worker process the sentence arrives at the end of that worker's traceback; a file name may have lines.
+        name = f"{DataError.__module__}.{DataError.__qualname__}: "
+        raise DataError(str(error).rpartition(name)[2].removesuffix("\n")) from None
 
 
 def _start_worker(_worker: int) -> None:

@@ -13,7 +13,7 @@ import os
 import shutil
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -198,17 +198,22 @@ def remove_abandoned(parent: Path) -> None:
 def only_one(path: Path, what: str, *, waits: bool = True) -> Iterator[None]:
     """Let one process at a time work on `path`; a second one says so and waits for the first, or raises BusyError.
 
-    The lock is advisory, lies in `.<name>.lock` beside `path`, and dies with its holder.
+    The lock is advisory, lies in `.<name>.lock` beside `path`, and dies with its holder. Raises SealError where there
+    can be none.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.with_name(f".{path.name}.lock").open("w") as file:
+    with ExitStack() as held:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if not waits:
-                raise BusyError(f"another process is busy with {what}") from None
-            logger.info("another process is busy with %s; waiting for it", what)
-            fcntl.flock(file, fcntl.LOCK_EX)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            file = held.enter_context(path.with_name(f".{path.name}.lock").open("w"))
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if not waits:
+                    raise BusyError(f"another process is busy with {what}") from None
+                logger.info("another process is busy with %s; waiting for it", what)
+                fcntl.flock(file, fcntl.LOCK_EX)
+        except OSError as error:
+            raise SealError(f"{path}: cannot be written: its lock cannot be had ({error})") from error
         yield
 
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from slipway.errors import SlipwayError
 from tests.train.conftest import MakeConfig, MakeFolder
 from tests.train.stepping import Linear, trainer_for
 from train import checkpoint
@@ -105,6 +106,25 @@ def test_stopped_and_resumed_is_bit_identical_to_never_stopped(
 
     assert without_speed(resumed) == without_speed(never_stopped)
     assert_bit_equal(final_state(resumed), final_state(never_stopped))
+
+
+def test_window_of_one_sample_is_trained_on_where_layers_shrink_it_to_a_pixel(
+    make_folder: MakeFolder, make_config: MakeConfig
+) -> None:
+    """9 samples in windows of 8. Batch normalisation raises on the ninth alone."""
+    config = make_config(make_folder(train=3), model__stem="standard", training__epochs="1")
+    run = fit(config, read_folder(config.data))
+    assert json.loads((run / "checkpoints" / "step-00000002" / "progress.json").read_text())["cursor"] == 9
+    assert final_state(run)["progress"]["bad_samples"] == 0
+
+
+def test_runs_directory_that_cannot_be_written_is_named(
+    make_folder: MakeFolder, make_config: MakeConfig, tmp_path: Path
+) -> None:
+    (tmp_path / "runs").write_text("no directory")
+    config = make_config(make_folder())
+    with pytest.raises(SlipwayError, match=rf"^{tmp_path}/runs/tiny-\w+: cannot be written"):
+        fit(config, read_folder(config.data))
 
 
 def test_second_fit_finds_the_run_finished(
