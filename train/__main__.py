@@ -9,6 +9,7 @@ from slipway import command
 from slipway.config import add_options, load, parse
 from slipway.errors import UsageError
 from train.config import Config
+from train.preemption import ended_by_signals
 
 if TYPE_CHECKING:
     from train.dataset import Dataset
@@ -26,6 +27,7 @@ COMMANDS = {
 }
 
 
+@ended_by_signals()
 def main(arguments: list[str]) -> Path | str | None:
     """Do one stage; returns what it made, which is printed as the only line on stdout."""
     if arguments[:1] == ["bundle"]:

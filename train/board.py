@@ -5,17 +5,19 @@ import logging
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from torch.utils.tensorboard import SummaryWriter
 
 from slipway import config as configuration
 from slipway.errors import SlipwayError
+from slipway.files import writing
 from train.config import Config
 from train.runs import Run
 
 if TYPE_CHECKING:
-    from lightning.pytorch.loggers import Logger
+    from lightning.pytorch.loggers import Logger, MLFlowLogger
 
 
 # Files are what works with nothing else running, and MLflow asks for a word before it writes them. A server that is
@@ -31,7 +33,7 @@ logger = logging.getLogger(__name__)
 
 
 class BoardError(SlipwayError):
-    """A tracker is asked for that is not installed."""
+    """A tracker is asked for that is not installed, or cannot be opened."""
 
 
 class Board:
@@ -41,8 +43,10 @@ class Board:
         self._tensorboard, self._trackers = tensorboard, list(trackers)
 
     def log(self, figures: dict[str, float], step: int) -> None:
-        for name, value in figures.items():
-            self._tensorboard.add_scalar(name, value, step)
+        """Raises SlipwayError where TensorBoard's file cannot be written."""
+        with writing(Path(self._tensorboard.log_dir)):
+            for name, value in figures.items():
+                self._tensorboard.add_scalar(name, value, step)
         for tracker in list(self._trackers):
             try:
                 tracker.log_metrics(figures, step=step)
@@ -53,10 +57,12 @@ class Board:
 
 @contextmanager
 def board(run: Run, config: Config, step: int) -> Iterator[Board]:
-    """Open all of them for a run that stands at `step`; in each it is one run, however often it is continued."""
+    """Open all of them for a run that stands at `step`; in each it is one run, however often it is continued.
+
+    Raises BoardError for a tracker that cannot be opened, SlipwayError where TensorBoard's file cannot be written.
+    """
     with ExitStack() as stack:
-        tensorboard = SummaryWriter(str(run.directory / "tensorboard"), purge_step=step + 1)
-        stack.callback(tensorboard.close)
+        tensorboard = stack.enter_context(_tensorboard(run.directory / "tensorboard", step))
         trackers = [stack.enter_context(_TRACKERS[name](run, config)) for name in config.run.loggers]
         yield Board(tensorboard, trackers)
 
@@ -71,16 +77,38 @@ def require_installed(trackers: Sequence[str]) -> None:
 
 
 @contextmanager
+def _tensorboard(directory: Path, step: int) -> Iterator[SummaryWriter]:
+    with writing(directory):
+        writer = SummaryWriter(str(directory), purge_step=step + 1)
+    try:
+        yield writer
+    finally:
+        with _not_fatal("TensorBoard"):
+            writer.close()
+
+
+@contextmanager
 def _mlflow(run: Run, config: Config) -> Iterator["Logger"]:
     """At MLFLOW_TRACKING_URI, or in files beside the runs."""
     for name, value in _MLFLOW_SETTINGS.items():
         os.environ.setdefault(name, value)
+    uri = os.environ.get("MLFLOW_TRACKING_URI") or (config.run.directory.absolute() / "mlruns").as_uri()
+    with _in_words("mlflow", uri):
+        tracker = _open_mlflow(uri, run.directory.name, config)
+    status = "failed"
+    try:
+        yield tracker
+        status = "success"
+    finally:
+        with _not_fatal("run.loggers mlflow"):
+            tracker.finalize(status)
+
+
+def _open_mlflow(uri: str, name: str, config: Config) -> "MLFlowLogger":
     from lightning.pytorch.loggers import MLFlowLogger
     from mlflow import MlflowClient
 
-    uri = os.environ.get("MLFLOW_TRACKING_URI") or (config.run.directory.absolute() / "mlruns").as_uri()
     client = MlflowClient(uri)
-    name = run.directory.name
     experiment = client.get_experiment_by_name(config.run.name)
     found = client.search_runs([experiment.experiment_id], f"run_name = '{name}'") if experiment else []
     tracker = MLFlowLogger(
@@ -91,13 +119,7 @@ def _mlflow(run: Run, config: Config) -> Iterator["Logger"]:
     )
     if not found:  # they cannot be changed, and a run may go on with other settings of `hardware`
         tracker.log_hyperparams(configuration.to_dict(config))
-    status = "failed"
-    try:
-        yield tracker
-        status = "success"
-    finally:
-        with _not_fatal("mlflow"):
-            tracker.finalize(status)
+    return tracker
 
 
 @contextmanager
@@ -106,15 +128,27 @@ def _wandb(run: Run, config: Config) -> Iterator["Logger"]:
     from lightning.pytorch.loggers import WandbLogger
 
     name = run.directory.name
-    tracker = WandbLogger(name=name, id=name, project=config.run.name, save_dir=run.directory)
-    tracker.log_hyperparams(configuration.to_dict(config))
+    with _in_words("wandb", "W&B"):
+        tracker = WandbLogger(name=name, id=name, project=config.run.name, save_dir=run.directory)
+        tracker.log_hyperparams(configuration.to_dict(config))
     code = 1
     try:
         yield tracker
         code = 0
     finally:
-        with _not_fatal("wandb"):
+        with _not_fatal("run.loggers wandb"):
             tracker.experiment.finish(exit_code=code)
+
+
+@contextmanager
+def _in_words(name: str, place: str) -> Iterator[None]:
+    """What goes wrong in here is a BoardError, which says with which tracker, and where that is."""
+    try:
+        yield
+    except Exception as error:
+        raise BoardError(
+            f"run.loggers {name}: {place} cannot be used ({error}); start again when it can, or leave it out"
+        ) from error
 
 
 @contextmanager
@@ -123,7 +157,7 @@ def _not_fatal(name: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:  # noqa: BLE001 - trackers raise what they like
-        logger.warning("WARNING: run.loggers %s: could not be closed well: %s", name, error)
+        logger.warning("WARNING: %s: could not be closed well: %s", name, error)
 
 
 _TRACKERS = {"mlflow": _mlflow, "wandb": _wandb}

@@ -107,12 +107,11 @@ def save(
     with _staged_by_all(machine, directory, run.inputs) as staging:
         _write_tensors(tensors, staging / STATE, machine)
         if machine.is_first:
-            _set_aside(directory)
+            set_aside(directory)
             sealed.write_json(staging / "progress.json", asdict(progress))
             signature.save(staging / "signature.json")
             (staging / "config.yaml").write_text(configuration.to_yaml(config), encoding="utf-8")
-    if machine.is_first:
-        _prune(run, config.training.keep_checkpoints, saved=directory)
+    machine.decide(lambda: _prune(run, config.training.keep_checkpoints, saved=directory))
     return directory
 
 
@@ -124,8 +123,8 @@ def _is_whole(directory: Path) -> bool:
     return True
 
 
-def _set_aside(damaged: Path) -> None:
-    """Make way for a checkpoint of the same step, if there is one; kept for whoever wants to know what happened."""
+def set_aside(damaged: Path) -> None:
+    """Make way for what is to have the same name, if there is any; kept for whoever wants to know what happened."""
     if damaged.exists():
         aside = damaged.with_name(f".damaged-{damaged.name}-{uuid.uuid4().hex[:8]}")
         damaged.rename(aside)
@@ -157,9 +156,12 @@ def restore(
     Raises CheckpointError where names or shapes differ, or the storage fails.
     """
     tensors = tensors_of(module, optimizer, ema)
+    # Before the reading, which is one of all ranks.
+    with _same_end(machine, CheckpointError), _readable(directory):
+        _require_fits(tensors, directory)
+        progress = load_progress(directory)
     with _readable(directory):
         _read_tensors(tensors, directory, alone=machine.world_size == 1)
-        progress = load_progress(directory)
     moments = {
         name.removeprefix("optimizer."): value
         for name, value in tensors.items()
@@ -181,6 +183,7 @@ def load_weights(choice: Choice, module: torch.nn.Module) -> None:
     group = "model" if choice.weights == "raw" else "ema"
     tensors = {f"{group}.{name}": value for name, value in module.state_dict().items()}
     with _readable(choice.directory):
+        _require_fits(tensors, choice.directory)
         _read_tensors(tensors, choice.directory, alone=True)
 
 
@@ -225,15 +228,22 @@ def newest(run: Run) -> Path | None:
 def best(run: Run) -> Choice:
     """The weights with the best validation accuracy; of equals the lower loss, then the later step.
 
-    Recovered from what is really there, not from a pointer that could be wrong. Raises CheckpointError.
+    Recovered from what is really there, not from a pointer that could be wrong; damaged ones are passed over with a
+    warning. Raises CheckpointError.
     """
     there = {directory.name: directory for directory in sealed.sealed_in(run.checkpoints)}
     for name, weights in _ranked(run):
-        if name in there:
+        if name not in there:
+            continue
+        try:
             sealed.verify(there[name], KIND)
-            return Choice(directory=there[name], weights=weights)
+        except SealError as error:
+            logger.warning("WARNING: passing over a damaged checkpoint: %s", error)
+            del there[name]  # its other weights are no better
+            continue
+        return Choice(directory=there[name], weights=weights)
     raise CheckpointError(
-        f"{run.directory}: has no evaluated checkpoint; run `make train` with this configuration"
+        f"{run.directory}: has no evaluated checkpoint that is whole; run `make train` with this configuration"
     )
 
 
@@ -271,13 +281,13 @@ def _staged_by_all(machine: Machine, directory: Path, inputs: str) -> Iterator[P
 
 
 @contextmanager
-def _same_end(machine: Machine, kind: type[OSError | SealError]) -> Iterator[None]:
+def _same_end(machine: Machine, kind: type[OSError | SlipwayError]) -> Iterator[None]:
     """What fails on one rank fails on all: each raises `kind`, in the words of the first of those that failed."""
     words = ""
     try:
         yield
-    except (OSError, SealError) as error:
-        words = str(error)
+    except (OSError, SlipwayError) as error:
+        words = str(error) or repr(error)
     if failed := [said for said in machine.everyones(words) if said]:
         raise kind(failed[0])
 
@@ -296,8 +306,8 @@ def _write_tensors(tensors: Tensors, directory: Path, machine: Machine) -> None:
         )
 
 
-def _read_tensors(tensors: Tensors, directory: Path, *, alone: bool) -> None:
-    """Fill `tensors` in place, after checking that the checkpoint has just these names and shapes."""
+def _require_fits(tensors: Tensors, directory: Path) -> None:
+    """Raises CheckpointError if the checkpoint has other names or shapes than these."""
     groups = tuple({f"{name.split('.')[0]}." for name in tensors})
     shapes = {name: entry.size for name, entry in _stored(directory, groups).items()}
     for problem, names in (
@@ -313,6 +323,10 @@ def _read_tensors(tensors: Tensors, directory: Path, *, alone: bool) -> None:
                 f"{directory}: does not fit this model: it {problem} {min(names)} ({len(names)} of {len(tensors)}). "
                 "Was it trained with another model.name, model.stem, optimizer.name or class list?"
             )
+
+
+def _read_tensors(tensors: Tensors, directory: Path, *, alone: bool) -> None:
+    """Fill `tensors`, which fit, in place."""
     reader = HuggingFaceStorageReader(str(directory / STATE))
     with _plain_errors(directory), _one_process_is_meant():
         state_dict_loader.load(tensors, storage_reader=reader, no_dist=alone)

@@ -1,17 +1,30 @@
-"""Compile before the first step what training would else stop for later: the network, for each batch size to come."""
+"""What the first steps would do otherwise than all others is done before them: compiling, and sorting gradients."""
 
 import logging
 import time
 from collections.abc import Iterator
 
 import torch
+from lightning.fabric.strategies.ddp import DDPStrategy
 
+from train.config import HardwareConfig
+from train.hardware import Machine
 from train.loader import Batch
 from train.order import Window
 from train.step import accumulate_gradients
 from train.trainer import Trainer
 
 logger = logging.getLogger(__name__)
+
+
+def needs_warm_up(config: HardwareConfig, machine: Machine) -> bool:
+    """Whether the network is compiled, or its gradients travel by DDP.
+
+    DDP puts all gradients into one message in the first step of a process, and into several from the second on, in the
+    order in which it saw them come. Where a number lies in a message decides in which order it is summed over three
+    ranks or more: a run that was resumed would end in other bits than one that never was.
+    """
+    return config.compile != "none" or isinstance(machine.fabric.strategy, DDPStrategy)
 
 
 def warm_up(trainer: Trainer) -> None:
@@ -30,7 +43,7 @@ def warm_up(trainer: Trainer) -> None:
     trainer.optimizer.zero_grad()
     for buffer, before in zip(trainer.module.buffers(), statistics, strict=True):
         buffer.copy_(before)
-    if trainer.machine.is_first:
+    if trainer.config.hardware.compile != "none" and trainer.machine.is_first:
         logger.info("compiled in %.0f s", time.monotonic() - started)
 
 

@@ -1,15 +1,14 @@
 """What `python -m train data` does: check | stats | split | show. Each returns a path."""
 
 import csv
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from typing import Literal
 
 from rich.console import Console
 
 from slipway import sealed
-from slipway.errors import SlipwayError, UsageError
+from slipway.errors import UsageError
+from slipway.files import writing
 from train.config import Config
 from train.dataset import DataError, Dataset, Sample
 from train.doctor import Diagnosis, diagnose, findings, require_healthy, to_record
@@ -48,7 +47,7 @@ def act(action: Action, config: Config, dataset: Dataset, to: Path | None) -> Pa
 
 def write_split(path: Path, dataset: Dataset) -> Path:
     """One line a file: split, class, path relative to the root, SHA-256."""
-    with _writing(path), path.open("w", encoding="utf-8", newline="") as file:
+    with writing(path), path.open("w", encoding="utf-8", newline="") as file:
         table = csv.writer(file, lineterminator="\n")
         table.writerow(["split", "class", "file", "sha256"])
         for split in SPLITS:
@@ -93,7 +92,7 @@ def _stats(config: Config, diagnosis: Diagnosis) -> Path:
     worth_a_word = findings(diagnosis, config)
     print_tables(diagnosis, worth_a_word, Console(stderr=True))
     path = _made(config, "doctor.json")
-    with _writing(path):
+    with writing(path):
         sealed.write_json(path, to_record(diagnosis, worth_a_word))
     return path
 
@@ -101,14 +100,6 @@ def _stats(config: Config, diagnosis: Diagnosis) -> Path:
 def _made(config: Config, name: str) -> Path:
     """Never in the image folder, which is the user's."""
     path = config.run.directory / f"{config.run.name}-data" / name
-    with _writing(path):
+    with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
     return path
-
-
-@contextmanager
-def _writing(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise SlipwayError(f"{path}: cannot be written ({error})") from error

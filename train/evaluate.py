@@ -89,7 +89,8 @@ def evaluate(config: Config, run: Run, dataset: Dataset, split: Split = "test") 
     """Evaluate the best checkpoint of `run` on one split; returns a sealed directory.
 
     It holds `metrics.json` (accuracy, loss, confusion, per class) and `predictions.jsonl` (a line a file, with all
-    probabilities), which serving is held against. An evaluation that exists already is returned as it is.
+    probabilities), which serving is held against. An evaluation that exists already is returned as it is; a damaged one
+    is set aside under a hidden name, and made again.
     """
     choice = checkpoint.best(run)
     seal = sealed.read_manifest(choice.directory).seal
@@ -132,6 +133,7 @@ def _evaluate(config: Config, run: Run, dataset: Dataset, split: Split, choice: 
     }
     destination = run.evaluations / f"{name}-{split}-{inputs[:8]}"
     with sealed.stage(destination, kind=KIND, inputs=inputs) as staging:
+        checkpoint.set_aside(destination)
         sealed.write_json(staging / METRICS, metrics)
         (staging / PREDICTIONS).write_text(predictions(samples, logits, signature.classes), encoding="utf-8")
     logger.info("%s accuracy %.4f on %d images (%s)", split, metrics["accuracy"], len(labels), name)

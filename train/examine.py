@@ -16,7 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from slipway import hashing, sealed
 from slipway.contract import Preprocessing
 from slipway.cpus import available_cpus
-from slipway.errors import SlipwayError
+from slipway.files import writing
 from slipway.source import code_hash
 from train.dataset import DataError, Dataset, Sample
 from train.image_facts import Facts, Refusal, facts_of, from_record, to_record
@@ -39,13 +39,8 @@ def examine(dataset: Dataset, rules: Preprocessing, memory: Path) -> dict[str, F
         SlipwayError: `memory` cannot be written.
     """
     path = memory / f"{_key(rules)}.jsonl"
-    try:
-        with sealed.only_one(path, "examining images"):
-            return _found_in(path, dataset, rules)
-    except OSError as error:
-        raise SlipwayError(
-            f"{path}: what was found out about images cannot be written down ({error}); choose another run.directory"
-        ) from error
+    with sealed.only_one(path, "examining images"), writing(path):
+        return _found_in(path, dataset, rules)
 
 
 def _found_in(path: Path, dataset: Dataset, rules: Preprocessing) -> dict[str, Facts | Refusal]:

@@ -6,11 +6,13 @@ import shutil
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from itertools import islice, zip_longest
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 import numpy as np
-from safetensors.torch import save_model
+import torch
+from safetensors.torch import save
 
 from slipway import artefact, bundle, compatibility, hashing, sealed
 from slipway import config as configuration
@@ -19,7 +21,7 @@ from slipway.bundle import Golden
 from slipway.contract import Signature
 from slipway.cpus import available_cpus
 from slipway.preprocessing import ImageError, preprocess
-from slipway.signing import sign
+from slipway.signing import sign, signer
 from slipway.source import code_hash
 from train import accuracy, checkpoint, evaluate, parity, recommend, runs
 from train.checkpoint import Choice
@@ -64,20 +66,8 @@ def export(config: Config, run: Run, dataset: Dataset, evaluation: Path) -> Path
         ParityError: an artefact answers differently from the trained model, or lost too much accuracy; nothing is
             published, and the report is kept in the run directory.
     """
-    choice, names = checkpoint.best(run), config.export.formats
-    inputs = hashing.of_data(
-        {
-            "checkpoint": sealed.read_manifest(choice.directory).seal,
-            "weights": choice.weights,
-            "evaluation": sealed.read_manifest(evaluation).seal,
-            "export": configuration.to_dict(config)["export"],
-            "code": [code_hash("train.export"), *(code_hash(FORMATS[name].module) for name in names)],
-            "lock": hashing.of_file(runs.LOCK),
-            # What is compiled here may be refused elsewhere, and what is fastest here need not be so there.
-            "machine": artefact.instructions() if _depends_on_the_machine(config.export) else None,
-            "pins": hashing.of_file(compatibility.TABLE),
-        }
-    )
+    choice = checkpoint.best(run)
+    inputs = _inputs(config, choice, evaluation)
     bundles = config.run.bundles / config.run.name
     with sealed.only_one(bundles, "this model's bundles"):
         if made := sealed.made_from(bundles, bundle.KIND, inputs):
@@ -91,6 +81,28 @@ def export(config: Config, run: Run, dataset: Dataset, evaluation: Path) -> Path
     return destination
 
 
+def _inputs(config: Config, choice: Choice, evaluation: Path) -> str:
+    """Everything that a bundle is made from. Raises SignatureError for a key that cannot be signed with."""
+    names, key = config.export.formats, config.export.sign_key
+    return hashing.of_data(
+        {
+            "checkpoint": sealed.read_manifest(choice.directory).seal,
+            "weights": choice.weights,
+            "evaluation": sealed.read_manifest(evaluation).seal,
+            "export": {
+                **configuration.to_dict(config)["export"],
+                # Who signs, not where the key lies: another key may take the place of one.
+                "sign_key": None if key is None else signer(key),
+            },
+            "code": [code_hash("train.export"), *(code_hash(FORMATS[name].module) for name in names)],
+            "lock": hashing.of_file(runs.LOCK),
+            # What is compiled here may be refused elsewhere, and what is fastest here need not be so there.
+            "machine": artefact.instructions() if _depends_on_the_machine(config.export) else None,
+            "pins": hashing.of_file(compatibility.TABLE),
+        }
+    )
+
+
 def _fill(
     staging: Path, config: Config, run: Run, dataset: Dataset, choice: Choice, evaluation: Path
 ) -> None:
@@ -98,7 +110,7 @@ def _fill(
     signature = replace(trained, max_batch=config.export.max_batch)
     job = Job(staging=staging, config=config, dataset=dataset, classifier=classifier, signature=signature)
     signature.save(staging / bundle.SIGNATURE)
-    save_model(classifier, str(staging / bundle.WEIGHTS))
+    (staging / bundle.WEIGHTS).write_bytes(_weights_of(classifier))
     (staging / bundle.LABELS).write_bytes(bundle.labels(signature))
     with exporting(classifier, signature.preprocessing.image_size):
         artefacts = _write_artefacts(job)
@@ -119,6 +131,16 @@ def _fill(
     sealed.write_json(staging / bundle.PROVENANCE, _provenance(run, dataset, choice, evaluation))
     if config.export.sign_key is not None:
         sign(staging, config.export.sign_key)
+
+
+def _weights_of(classifier: ImageClassifier) -> bytes:
+    """In safetensors, which would not say by an OSError that it cannot write a file. Copies: tensors may share none."""
+    return save(
+        {
+            name: value.clone(memory_format=torch.contiguous_format)
+            for name, value in classifier.state_dict().items()
+        }
+    )
 
 
 def _keep_report(job: Job, run: Run, report: dict[str, Any]) -> None:
@@ -224,21 +246,25 @@ def _recommend(
     return recommendation
 
 
-def _golden_samples(job: Job) -> list[Sample]:
-    """A few validation images of each class, chosen by content hash: another file added moves few of them."""
-    chosen = []
-    for label in range(len(job.dataset.classes)):
-        candidates = [sample for sample in job.dataset.splits["val"] if sample.label == label]
-        candidates.sort(key=lambda sample: sample.sha256)
-        chosen += candidates[: job.config.export.golden_per_class]
-    return chosen[: job.config.export.golden_limit]
+def _golden_samples(dataset: Dataset, settings: ExportConfig) -> list[Sample]:
+    """A few validation images of each class, chosen by content hash: another file added moves few of them.
+
+    Where all of them are more than the limit, every class gets its first one before any gets a second. Of more classes
+    than the limit, those behind it get none.
+    """
+    of_each: list[list[Sample]] = [[] for _ in dataset.classes]
+    for sample in sorted(dataset.splits["val"], key=lambda sample: sample.sha256):
+        of_each[sample.label].append(sample)
+    rounds = islice(zip_longest(*of_each), settings.golden_per_class)
+    dealt = [sample for each in rounds for sample in each if sample is not None]
+    return sorted(dealt[: settings.golden_limit], key=lambda sample: sample.label)
 
 
 def _write_golden(job: Job) -> Rows:
     """Copy the golden inputs as they are and write their answers; returns them as rows of the parity gate."""
     (job.staging / bundle.GOLDEN).mkdir()
     paths, arrays = [], []
-    for number, sample in enumerate(_golden_samples(job)):
+    for number, sample in enumerate(_golden_samples(job.dataset, job.config.export)):
         suffix = PurePosixPath(sample.file).suffix.lower()
         paths.append(job.staging / bundle.GOLDEN / f"{number:03d}{suffix}")
         paths[-1].write_bytes(job.dataset.read(sample))

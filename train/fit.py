@@ -6,6 +6,7 @@ Windows that were rolled back for are passed over: `bad_steps.jsonl`, beside the
 """
 
 import logging
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import replace
@@ -18,7 +19,7 @@ from slipway import sealed
 from train import checkpoint, execution, health, warm_start
 from train.board import board, require_installed
 from train.checkpoint import Progress, Weights
-from train.compilation import warm_up
+from train.compilation import needs_warm_up, warm_up
 from train.config import Config
 from train.dataset import Dataset
 from train.display import display
@@ -43,7 +44,7 @@ from train.model import build_model
 from train.optimizer import build_optimizer
 from train.order import Order
 from train.parameters import freeze
-from train.preemption import Preempted, StopRequest, stop_requests
+from train.preemption import Preempted, StopRequest, ended_at_once, stop_requests
 from train.runs import (
     Run,
     append_metrics,
@@ -57,6 +58,9 @@ from train.saver import Saver
 from train.step import RolledBackError, is_due, step
 from train.trainer import Outputs, Trainer
 
+# At whether another process still trains the run.
+SECONDS_BETWEEN_LOOKS = 1.0
+
 logger = logging.getLogger(__name__)
 
 
@@ -68,16 +72,16 @@ def fit(config: Config, dataset: Dataset) -> Path:
         DivergedError: the loss went bad, and `training.on_bad_loss` is stop, or it did so too often.
         SealError: a checkpoint could not be written.
         DataError: an image cannot be decoded; the message names it.
-        BoardError: a tracker of `run.loggers` is not installed.
+        BoardError: a tracker of `run.loggers` is not installed, or cannot be opened.
+        SlipwayError: what the run logs cannot be written; said by the first rank, which writes it.
     """
     require_installed(config.run.loggers)
     run = run_for(config, dataset)
-    machine = launch(config.hardware, config.training)
+    with ended_at_once():
+        machine = launch(config.hardware, config.training)
     with ExitStack() as stack:
-        if machine.is_first:
-            stack.enter_context(sealed.only_one(run.directory, f"run {run.directory.name}"))
-        machine.fabric.barrier()
         stop = stack.enter_context(stop_requests())
+        _wait_for_others(run, machine, stop, stack)
         newest = machine.decide(lambda: checkpoint.newest(run))
         trainer = prepare(config, run, dataset, machine, stop, is_new=newest is None)
         stack.callback(trainer.saver.close)
@@ -92,6 +96,30 @@ def fit(config: Config, dataset: Dataset) -> Path:
         _say_what_was_skipped(trainer)
     machine.leave()
     return run.directory
+
+
+def _wait_for_others(run: Run, machine: Machine, stop: StopRequest, stack: ExitStack) -> None:
+    """Be the only ones who train this run, until `stack` ends.
+
+    All ranks ask again and again: they may wait longer than one of them may wait for another.
+    """
+    name = f"run {run.directory.name}"
+
+    def is_ours() -> bool:
+        try:
+            stack.enter_context(sealed.only_one(run.directory, name, waits=False))
+        except sealed.BusyError:
+            return False
+        return True
+
+    is_busy = not machine.decide(is_ours)
+    if is_busy and machine.is_first:
+        logger.info("another process is busy with %s; waiting for it", name)
+    while is_busy:
+        time.sleep(SECONDS_BETWEEN_LOOKS)
+        if machine.largest(stop.received is not None):
+            raise Preempted(f"stopped while another process was busy with {name}; start again")
+        is_busy = not machine.decide(is_ours)
 
 
 def prepare(
@@ -153,7 +181,7 @@ def _train(trainer: Trainer) -> None:
         outputs = _open_outputs(trainer, stack)
         if _at_epoch_end(trainer):
             _validate(trainer, outputs)  # what was not scored before training stopped, if anything
-        if trainer.config.hardware.compile != "none" and not _is_finished(trainer):
+        if needs_warm_up(trainer.config.hardware, trainer.machine) and not _is_finished(trainer):
             warm_up(trainer)
         while not _is_finished(trainer):
             try:

@@ -5,7 +5,9 @@ by content hash.
 """
 
 import logging
-from collections.abc import Iterator
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +19,7 @@ from train.split import SPLITS, Split
 
 # What image folders really contain besides: github.com/pytorch/vision/issues/2831, issue 507 of mmpretrain.
 _IGNORED_FILES = {"thumbs.db", "desktop.ini", MANIFEST}
+_IGNORED_FOLDERS = (".", "__", "lost+found")  # by how their names begin; the last one is root's alone
 
 logger = logging.getLogger(__name__)
 
@@ -38,12 +41,13 @@ def read_folder(config: DataConfig) -> Dataset:
     """List and hash every file below `config.root`.
 
     Raises:
-        DataError: the folder is missing, empty, of neither layout, or cannot be trained on.
+        DataError: the folder is missing, empty, of neither layout, cannot be read as a whole, or not be trained on.
     """
     root = config.root
-    if not root.is_dir():
-        raise DataError(f"{root.absolute()}: there is no such folder; set data.root to your image folder")
-    found = _with_splits(root) if (root / "train").is_dir() else _images(root, root, None)
+    with _readable(root):
+        if not root.is_dir():
+            raise DataError(f"{root.absolute()}: there is no such folder; set data.root to your image folder")
+        found = list(_with_splits(root) if (root / "train").is_dir() else _images(root, root, None))
     return assemble(found, Files(root), config, str(root))
 
 
@@ -58,31 +62,56 @@ def _with_splits(root: Path) -> Iterator[Found]:
 
 
 def _images(root: Path, parent: Path, split: Split | None) -> Iterator[Found]:
-    """Every file of every class directory. Hidden ones are no data: they are named in the log and passed over."""
-    ignored = []
-    for directory in sorted(parent.iterdir()):
-        if not directory.is_dir():
-            continue
-        if directory.name.startswith((".", "__")):
-            ignored.append(directory.name)
-            continue
-        for path in sorted(p for p in directory.rglob("*") if p.is_file()):
-            parts = path.relative_to(directory).parts
-            if any(part.startswith(".") for part in parts) or path.name.lower() in _IGNORED_FILES:
-                ignored.append(str(path.relative_to(parent)))
-            else:
-                yield Found(
-                    name=directory.name,
-                    file=path.relative_to(root).as_posix(),
-                    sha256=_sha256(path),
-                    split=split,
-                )
+    """Every file of every class folder. What is no data, and what has none, is named in the log and passed over."""
+    ignored, empty = list[Path](), list[Path]()
+    for folder in sorted(parent.iterdir()):
+        if folder.name.startswith(_IGNORED_FOLDERS) or not folder.exists():
+            ignored.append(folder)
+        elif folder.is_dir():
+            images = list[Path]()
+            for path in sorted(_entries(folder)):
+                (images if _is_data(path.relative_to(folder), path) else ignored).append(path)
+            for path in images:
+                with _readable(path):
+                    sha256 = hashing.of_file(path)
+                file = path.relative_to(root).as_posix()
+                yield Found(name=folder.name, file=file, sha256=sha256, split=split)
+            if not images:
+                empty.append(folder)
     if ignored:
-        logger.info("%s: ignored, not images: %s", parent, ", ".join(ignored))
+        logger.info("%s: ignored, not images: %s", parent, _names(ignored, parent))
+    if empty:
+        logger.warning("WARNING: %s: no image in the class folder %s", parent, _names(empty, parent))
 
 
-def _sha256(path: Path) -> str:
+def _names(paths: Iterable[Path], parent: Path) -> str:
+    return ", ".join(str(path.relative_to(parent)) for path in paths)
+
+
+def _entries(folder: Path) -> Iterator[Path]:
+    """What lies in a folder and in those below it, but for these. A link to a folder is not followed: it may lead back.
+
+    Path.rglob would pass over a folder that it may not read, without a word.
+    """
+    for parent, folders, names in os.walk(folder, onerror=_raise):
+        yield from (Path(parent, name) for name in names)
+        yield from (path for name in folders if (path := Path(parent, name)).is_symlink())
+
+
+def _raise(error: OSError) -> None:
+    raise error
+
+
+def _is_data(within: Path, path: Path) -> bool:
+    """within: the same path inside its class folder."""
+    hidden = any(part.startswith(".") for part in within.parts)
+    return not hidden and path.name.lower() not in _IGNORED_FILES and path.is_file()
+
+
+@contextmanager
+def _readable(path: Path) -> Iterator[None]:
     try:
-        return hashing.of_file(path)
+        yield
     except OSError as error:
-        raise DataError(f"{path}: cannot be read ({error.strerror or error}); mend or remove it") from error
+        where, why = error.filename or path, error.strerror or error
+        raise DataError(f"{where}: cannot be read ({why}); mend or remove it") from error

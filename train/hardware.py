@@ -28,6 +28,10 @@ class HardwareError(SlipwayError):
     """The machine or the launcher does not give what the configuration asks for."""
 
 
+class VerdictError(SlipwayError):
+    """The first rank failed at what it decides for all, as it says itself in more words."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Machine:
     """The processes that train together, as one of them sees it.
@@ -61,11 +65,24 @@ class Machine:
     def decide(self, verdict: Callable[[], Verdict]) -> Verdict:
         """The first rank's verdict, on every rank: what is read from disk may look different to each of them.
 
-        Only the first one asks for it: a file that it writes is never read half written by another.
+        Only the first one asks for it: a file that it writes is never read half written by another. What it raises
+        ends the others with VerdictError; they would wait for it otherwise.
         """
-        found: list[Any] = [verdict() if self.is_first else None]
-        if self.world_size > 1:
-            torch.distributed.broadcast_object_list(found, src=0, group=self.group)
+        if self.world_size == 1:
+            return verdict()
+        found: list[Any] = [None, ""]
+        failure = None
+        if self.is_first:
+            try:
+                found[0] = verdict()
+            except Exception as error:  # noqa: BLE001 - whatever it is, the others must not wait
+                failure = error
+                found[1] = str(error) if isinstance(error, SlipwayError | OSError) else repr(error)
+        torch.distributed.broadcast_object_list(found, src=0, group=self.group)
+        if failure:
+            raise failure
+        if found[1]:
+            raise VerdictError(f"rank 0: {found[1]}")
         return found[0]
 
     def everyones(self, words: str) -> list[str]:

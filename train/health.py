@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from typing import Literal
 
 from slipway.errors import SlipwayError
-from slipway.files import write_whole
+from slipway.files import write_whole, writing
 from train.config import TrainingConfig
 from train.runs import Run
 
@@ -66,13 +66,16 @@ def averaged(average: float | None, loss: float, step: int) -> float:
 def record(run: Run, bad: BadStep) -> None:
     """Write a bad step down in `bad_steps.jsonl`, once, before anything is done about it.
 
-    The few lines there are, are written anew and put in place whole: no kill can leave half of one.
+    The few lines there are, are written anew and put in place whole: no kill can leave half of one. Raises SlipwayError
+    where they cannot be written.
     """
     known = bad_steps(run)
     if bad.cursor in {other.cursor for other in known}:
         return
     lines = (json.dumps(asdict(each), ensure_ascii=False) + "\n" for each in [*known, bad])
-    write_whole(run.directory / BAD_STEPS, "".join(lines))
+    path = run.directory / BAD_STEPS
+    with writing(path):
+        write_whole(path, "".join(lines))
 
 
 def bad_steps(run: Run) -> list[BadStep]:

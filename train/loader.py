@@ -3,6 +3,7 @@
 import logging
 import math
 import shutil
+import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -24,7 +25,7 @@ from train.augment import augment, generator_for
 from train.config import AugmentConfig
 from train.dataset import DataError, Dataset
 from train.order import Draw, Order
-from train.preemption import leave_process_group
+from train.preemption import obey_the_trainer_alone
 from train.split import Split
 
 _Item = tuple[npt.NDArray[np.uint8], int, float, str | None]  # image, label, weight, what was wrong
@@ -32,6 +33,8 @@ _Item = tuple[npt.NDArray[np.uint8], int, float, str | None]  # image, label, we
 # Where workers put batches for the process that trains, and how many each of them has ready.
 SHARED_MEMORY = Path("/dev/shm")
 PREFETCHED = 2
+# In which the kernel has told PyTorch that a worker is dead, on a slow machine too.
+DEATH_SECONDS = 10.0
 
 logger = logging.getLogger(__name__)
 
@@ -212,7 +215,8 @@ def _with_stand_ins(batches: Iterator[Batch], image_size: int) -> Iterator[Batch
 def worker_deaths_in_words() -> Iterator[None]:
     """Raises LoaderError where PyTorch, wherever training is at that moment, says that a worker is gone."""
     try:
-        yield
+        with _deaths_awaited():
+            yield
     except RuntimeError as error:
         if not str(error).startswith("DataLoader worker (pid"):
             raise
@@ -221,6 +225,16 @@ def worker_deaths_in_words() -> Iterator[None]:
             f"a loader worker died ({error}){free}. If it was killed, memory was short: lower data.workers or "
             "training.batch_size, or give more (in Docker: --shm-size). Checkpoints are intact"
         ) from error
+
+
+@contextmanager
+def _deaths_awaited() -> Iterator[None]:
+    """A worker that dies cuts off what it is handing over, and a moment later PyTorch raises that it is dead."""
+    try:
+        yield
+    except (ConnectionError, EOFError):
+        time.sleep(DEATH_SECONDS)  # ends by that
+        raise
 
 
 def warn_of_little_shared_memory(image_size: int, micro_batch: int, workers: int) -> None:
@@ -262,14 +276,13 @@ def _load(samples: TorchDataset[_Item], batches: Iterable[list[Any]], workers: i
     try:
         yield from loader
     except DataError as error:
-        # From a worker process the sentence arrives at the end of that worker's traceback.
-        raise DataError(
-            str(error).rstrip().splitlines()[-1].removeprefix("train.dataset.DataError: ")
-        ) from None
+        # From a worker process the sentence arrives at the end of that worker's traceback; a file name may have lines.
+        name = f"{DataError.__module__}.{DataError.__qualname__}: "
+        raise DataError(str(error).rpartition(name)[2].removesuffix("\n")) from None
 
 
 def _start_worker(_worker: int) -> None:
-    leave_process_group()
+    obey_the_trainer_alone()
 
 
 def _collate(samples: list[_Item]) -> Batch:

@@ -4,17 +4,37 @@ import math
 
 import torch
 from torch import nn
+from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 
 from train.config import OptimizerConfig
 from train.parameters import learning_groups
 
 
 def build_optimizer(model: nn.Module, config: OptimizerConfig) -> torch.optim.Optimizer:
-    """Raises UsageError for a pattern in `lr_scales` that matches no parameter."""
+    """An optimiser whose moments are there already, and 0.
+
+    Raises UsageError for a pattern in `lr_scales` that matches no parameter.
+    """
     groups = learning_groups(model, config)
+    optimizer: torch.optim.Optimizer
     if config.name == "adamw":
-        return torch.optim.AdamW(groups, lr=config.lr)
-    return torch.optim.SGD(groups, lr=config.lr, momentum=0.9, nesterov=True)
+        optimizer = torch.optim.AdamW(groups, lr=config.lr)
+    else:
+        optimizer = torch.optim.SGD(groups, lr=config.lr, momentum=0.9, nesterov=True)
+    _start_from_zero(model, optimizer)
+    return optimizer
+
+
+def _start_from_zero(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """Give an optimiser the state that its first step would.
+
+    Whoever asks for it before that makes PyTorch take a step of rate 0, which counts, and has weights decay into SGD's
+    momentum: a run that is saved before its first step would differ from one that is not.
+    """
+    get_optimizer_state_dict(model, optimizer)
+    for moments in optimizer.state.values():
+        for value in moments.values():
+            value.zero_()
 
 
 def learning_rate(step: int, steps: int, config: OptimizerConfig) -> float:

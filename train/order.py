@@ -17,7 +17,7 @@ from slipway import hashing
 
 @dataclass(frozen=True, slots=True)
 class Draw:
-    """One appearance of a sample. `weight` is 0 where it only fills up a rank that would otherwise stand idle."""
+    """One appearance of a sample. `weight` is 0 where it only fills up a micro-batch: nothing is learned from it."""
 
     epoch: int
     index: int
@@ -69,21 +69,35 @@ class Order:
     def micro_batches(self, window: Window, accumulate: int, rank: int, world_size: int) -> list[list[Draw]]:
         """What `rank` works off in one window: the same number of micro-batches on every rank.
 
-        A smaller last window is dealt out evenly, so that no micro-batch is left with a single sample, of which
-        batch normalisation cannot take a variance. A rank that gets no sample at all takes the window's first
-        one with weight 0, so that all ranks take part in every collective.
+        A smaller last window is dealt out evenly. A micro-batch that gets one sample of it, or none, is filled up to
+        two: of one image, once layers have shrunk it to a pixel, batch normalisation can take no variance, and a rank
+        that stood idle would be missed in every collective. What it is filled up with has weight 0: it takes part in
+        the batch statistics, and counts neither in the loss nor as a sample. Micro-batches that are to hold one sample
+        each (training.batch_size is no more than ranks times training.accumulate) stay as they are.
         """
         if window.end in self.avoided:
             return []
         total = len(window.indices)
         count = -(-total * accumulate // self.batch_size)
         parts = count * world_size
+        least = min(2, self.batch_size // (accumulate * world_size))
         batches = []
         for part in range(rank, parts, world_size):
             mine = window.indices[-(-part * total // parts) : -(-(part + 1) * total // parts)]
             draws = [Draw(window.epoch, index) for index in mine]
-            batches.append(draws or [Draw(window.epoch, window.indices[0], weight=0.0)])
+            if (missing := least - len(mine)) > 0:
+                draws += self._without_weight(window, mine)[:missing]
+            batches.append(draws)
         return batches
+
+    def _without_weight(self, window: Window, mine: tuple[int, ...]) -> list[Draw]:
+        """Up to two draws of other samples than `mine`, which holds one or none: one image twice has no variance.
+
+        They come from the window, and from elsewhere in its epoch where it has no others.
+        """
+        epoch = permutation(self.samples, self.seed, window.epoch, self.fingerprint)
+        others = dict.fromkeys([*window.indices[:2], *epoch[:2]])
+        return [Draw(window.epoch, index, weight=0.0) for index in others if index not in mine]
 
 
 @lru_cache(maxsize=2)

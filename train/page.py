@@ -9,8 +9,7 @@ from typing import Any
 
 import jinja2
 
-from slipway.errors import SlipwayError
-from slipway.files import write_whole
+from slipway.files import write_whole, writing
 from train.charts import number
 
 
@@ -23,7 +22,10 @@ class Table:
 
 
 def write_page(path: Path, template: str, content: Mapping[str, Any]) -> Path:
-    """Fill `template`, a file beside this one, and put the page at `path`, replacing what is there in one step."""
+    """Fill `template`, a file beside this one, and put the page at `path`, replacing what is there in one step.
+
+    Raises SlipwayError where it cannot be written.
+    """
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent),
         autoescape=True,
@@ -34,10 +36,8 @@ def write_page(path: Path, template: str, content: Mapping[str, Any]) -> Path:
     )
     environment.filters |= {"number": number, "fixed": fixed, "percent": percent}
     page = environment.get_template(template).render(content)
-    try:
+    with writing(path):
         write_whole(path, page)
-    except OSError as error:
-        raise SlipwayError(f"{path}: cannot be written: {error}") from error
     return path
 
 

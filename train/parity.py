@@ -60,12 +60,16 @@ TOLERANCES = {
 
 @dataclass(frozen=True, kw_only=True)
 class Rows:
-    """Inputs of one kind: a name a row, pixels uint8 [n, 3, size, size], and the logits expected, [n, classes]."""
+    """Inputs of one kind: a name a row, pixels uint8 [n, 3, size, size], and the logits expected, [n, classes].
+
+    reference: whose these logits are.
+    """
 
     kind: str
     names: Sequence[str]
     pixels: Pixels
     expected: Logits
+    reference: str = REFERENCE
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -178,7 +182,7 @@ def _check_rows(runtime: Runtime, rows: Rows, max_batch: int) -> list[Check]:
     file, dtype = runtime.artefact.file, runtime.artefact.precision
     checks, answers = [], {}
     for batch in sorted({1, 2, min(3, max_batch), min(7, max_batch), max_batch}):
-        subject = Subject(file, dtype, rows.kind, batch)
+        subject = Subject(file, dtype, rows.kind, batch, rows.reference)
         try:
             answers[batch] = in_batches(lambda part: logits_of(runtime.answer(part)), rows.pixels, batch)
             checks.append(compare(rows, answers[batch], subject))

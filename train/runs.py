@@ -17,7 +17,7 @@ import torch
 import slipway
 from slipway import config as configuration
 from slipway import hashing, sealed
-from slipway.files import write_whole
+from slipway.files import write_whole, writing
 from slipway.paths import PROJECT_ROOT
 from slipway.sealed import write_json
 from slipway.source import code_hash
@@ -98,10 +98,12 @@ def _seal_of(start: Path) -> str:
 
 
 def describe(run: Run, config: Config, dataset: Dataset, machine: Machine) -> None:
-    """Write `config.yaml` (every value, resolved) and `environment.json`."""
-    run.directory.mkdir(parents=True, exist_ok=True)
-    (run.directory / "config.yaml").write_text(configuration.to_yaml(config), encoding="utf-8")
-    write_json(run.directory / "environment.json", {**environment(), **_launched(config, dataset, machine)})
+    """Write `config.yaml` (every value, resolved) and `environment.json`. Raises SlipwayError."""
+    found = {**environment(), **_launched(config, dataset, machine)}
+    with writing(run.directory):
+        run.directory.mkdir(parents=True, exist_ok=True)
+        (run.directory / "config.yaml").write_text(configuration.to_yaml(config), encoding="utf-8")
+        write_json(run.directory / "environment.json", found)
 
 
 def environment() -> dict[str, Any]:
@@ -127,7 +129,8 @@ def git_state() -> dict[str, Any]:
 
 
 def append_metrics(run: Run, line: dict[str, Any]) -> None:
-    with run.metrics.open("a", encoding="utf-8") as file:
+    """Raises SlipwayError where it cannot be written: a full disk is met here, long before the next checkpoint."""
+    with writing(run.metrics), run.metrics.open("a", encoding="utf-8") as file:
         file.write(json.dumps(line) + "\n")
 
 
@@ -153,9 +156,13 @@ def epochs_without_gain(run: Run) -> int:
 
 
 def forget_metrics_after(run: Run, cursor: int) -> None:
-    """Drop what was logged behind the checkpoint that training continues from: it will happen again."""
+    """Drop what was logged behind the checkpoint that training continues from: it will happen again.
+
+    Raises SlipwayError where the rest cannot be written.
+    """
     kept = [line for line in read_metrics(run) if line["samples"] <= cursor]
-    write_whole(run.metrics, "".join(json.dumps(line) + "\n" for line in kept))
+    with writing(run.metrics):
+        write_whole(run.metrics, "".join(json.dumps(line) + "\n" for line in kept))
 
 
 def _launched(config: Config, dataset: Dataset, machine: Machine) -> dict[str, Any]:

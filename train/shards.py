@@ -19,7 +19,7 @@ from functools import partial
 from pathlib import Path, PurePosixPath
 
 from slipway import hashing
-from slipway.files import write_whole
+from slipway.files import write_whole, writing
 from train import storage
 from train.config import DataConfig
 from train.dataset import DataError, Dataset, Found, assemble, plain_name, read_classes
@@ -79,6 +79,7 @@ def read_shards(config: DataConfig) -> Dataset:
 
     Raises:
         DataError: there is none, one is no tar or not of this layout, or the data set cannot be trained on.
+        SlipwayError: the index cannot be written below `config.cache`.
     """
     place = config.url or str(config.root)
     shards = storage.listing(place, ".tar")
@@ -140,9 +141,10 @@ def _index(shard: str, version: str, cache: Path) -> list[Member]:
     if path.exists():
         return [Member(**entry) for entry in json.loads(path.read_bytes())]
     members = list(_read_index(shard))
-    path.parent.mkdir(parents=True, exist_ok=True)
-    # Ranks that start together may all write it: whole and alike, so the last one may win.
-    write_whole(path, json.dumps([asdict(member) for member in members]))
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        # Ranks that start together may all write it: whole and alike, so the last one may win.
+        write_whole(path, json.dumps([asdict(member) for member in members]))
     logger.info("%s: %d images", shard, len(members))
     return members
 

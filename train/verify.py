@@ -34,6 +34,7 @@ def verify(directory: Path, public_key: Path | None = None) -> Path:
         names=[each.path.name for each in opened.golden],
         pixels=golden_pixels(opened),
         expected=np.stack([each.logits for each in opened.golden]),
+        reference="the stored answer",
     )
     threads = available_cpus()
     for artefact in read_artefacts(directory):

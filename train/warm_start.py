@@ -3,7 +3,6 @@
 import logging
 import os
 from pathlib import Path
-from urllib.error import URLError
 
 import torch
 import torchvision
@@ -31,7 +30,7 @@ def start(module: nn.Module, config: ModelConfig) -> None:
     new, and stays as it was drawn.
 
     Raises:
-        WarmStartError: there are no such weights, or they do not fit.
+        WarmStartError: there are no such weights, they cannot be had or loaded, or they do not fit.
         SealError: the checkpoint or bundle is damaged.
     """
     if config.start_from is not None:
@@ -67,13 +66,21 @@ def _torchvision_weights(model: str, name: str) -> Tensors:
     weights = known[name]
     try:
         state = weights.get_state_dict(progress=False, check_hash=True, weights_only=True)
-    except (URLError, OSError) as error:
+    except Exception as error:  # whatever a network, a download cut short, or a broken file leads to
         cache = Path(torch.hub.get_dir()) / "checkpoints" / os.path.basename(weights.url)  # noqa: PTH119 - a URL
-        raise WarmStartError(
-            f"model.pretrained {name}: could not be downloaded ({error}). Put the file at {cache}, or set "
-            "model.start_from to a checkpoint or a bundle"
-        ) from error
+        raise WarmStartError(f"model.pretrained {name}: {_what_to_do(cache, error)}") from error
     return {f"backbone.{key}": value for key, value in state.items()}
+
+
+def _what_to_do(cache: Path, error: Exception) -> str:
+    """cache: where the file is, if it was downloaded as a whole: now, or earlier."""
+    if cache.exists():
+        # By its kind, because PyTorch's words are a page, and advise to trust whatever is in there.
+        return f"{cache} cannot be loaded ({type(error).__name__}); delete it, and it is downloaded again"
+    return (
+        f"could not be downloaded ({error}). Put the file at {cache}, or set model.start_from to a checkpoint or a "
+        "bundle"
+    )
 
 
 def _fill(module: nn.Module, weights: Tensors, source: str) -> None:

@@ -1,12 +1,33 @@
-"""Single files that hold whoever is killed when: whole ones, and locks that say whether their owner lives."""
+"""Single files: whole ones whoever is killed when, locks that say whether their owner lives, failures in words."""
 
 import fcntl
+import shutil
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from slipway.errors import SlipwayError
 from slipway.sealed import fsync
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """For a block that writes `path`. Raises SlipwayError, which names it and the free space, where that fails."""
+    try:
+        yield
+    except OSError as error:
+        raise SlipwayError(
+            f"{path}: cannot be written ({error}); {_free_mb(path)} MB are free there"
+        ) from error
+
+
+def _free_mb(path: Path) -> int:
+    """Where `path` lies, or is to lie."""
+    for folder in path.absolute().parents:
+        with suppress(OSError):  # it is not there yet, or not to be looked into
+            return shutil.disk_usage(folder).free // 10**6
+    return 0
 
 
 def write_whole(path: Path, text: str) -> None:

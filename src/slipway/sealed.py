@@ -13,7 +13,7 @@ import os
 import shutil
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -30,6 +30,10 @@ logger = logging.getLogger(__name__)
 
 class SealError(SlipwayError):
     """A sealed directory could not be written, or is not what its manifest says."""
+
+
+class BusyError(SlipwayError):
+    """Another process works on what was to be this one's alone."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -191,18 +195,25 @@ def remove_abandoned(parent: Path) -> None:
 
 
 @contextmanager
-def only_one(path: Path, what: str) -> Iterator[None]:
-    """Let one process at a time work on `path`; a second one says so and waits for the first.
+def only_one(path: Path, what: str, *, waits: bool = True) -> Iterator[None]:
+    """Let one process at a time work on `path`; a second one says so and waits for the first, or raises BusyError.
 
-    The lock is advisory, lies in `.<name>.lock` beside `path`, and dies with its holder.
+    The lock is advisory, lies in `.<name>.lock` beside `path`, and dies with its holder. Raises SealError where there
+    can be none.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.with_name(f".{path.name}.lock").open("w") as file:
+    with ExitStack() as held:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            logger.info("another process is busy with %s; waiting for it", what)
-            fcntl.flock(file, fcntl.LOCK_EX)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            file = held.enter_context(path.with_name(f".{path.name}.lock").open("w"))
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if not waits:
+                    raise BusyError(f"another process is busy with {what}") from None
+                logger.info("another process is busy with %s; waiting for it", what)
+                fcntl.flock(file, fcntl.LOCK_EX)
+        except OSError as error:
+            raise SealError(f"{path}: cannot be written: its lock cannot be had ({error})") from error
         yield
 
 

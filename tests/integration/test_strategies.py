@@ -161,18 +161,24 @@ def test_image_that_one_rank_cannot_decode_ends_every_rank_in_the_same_words(
 
 
 @contextmanager
-def ranks_of(checkout: Checkout, command: list[str]) -> Iterator[list["subprocess.Popen[str]"]]:
-    """Two ranks, and no launcher that kills one of them because the other has ended."""
+def ranks_of(
+    checkout: Checkout, command: list[str], count: int = 2
+) -> Iterator[list["subprocess.Popen[str]"]]:
+    """So many ranks, and no launcher that kills one of them because another has ended."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
-    world = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+    world = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": f"{count}"}
+    world |= {"LOCAL_WORLD_SIZE": f"{count}"}
     world |= {"TORCHELASTIC_RUN_ID": "none", "GROUP_RANK": "0"}
     # Coverage would want to write as well, and complain in a traceback where the limit forbids it.
     world |= {"COVERAGE_PROCESS_START": "", "COVERAGE_PROCESS_CONFIG": ""}
     # And Python would cache modules cut off at it, for the next process that imports them.
     world |= {"PYTHONDONTWRITEBYTECODE": "1"}
-    ranks = [checkout.start(*command, variables={**world, "RANK": n, "LOCAL_RANK": n}) for n in ("0", "1")]
+    ranks = [
+        checkout.start(*command, variables={**world, "RANK": f"{rank}", "LOCAL_RANK": f"{rank}"})
+        for rank in range(count)
+    ]
     try:
         yield ranks
     finally:
@@ -190,6 +196,35 @@ def test_gradients_travel_once_a_step_however_many_micro_batches(
             assert result.returncode == 0, result.stderr
             for strategy, (one, four) in json.loads(result.stdout).items():
                 assert one == four > 0, strategy
+
+
+def test_what_one_rank_meets_ends_the_other_too(checkout: Checkout, odd_folder: Path, tmp_path: Path) -> None:
+    """A verdict that fails, a checkpoint that cannot be read, a wish to stop while another process has the run."""
+    program = str(Path(__file__).with_name("agreement.py"))
+    with ranks_of(checkout, [program, str(odd_folder), str(tmp_path / "runs")]) as ranks:
+        results = [outcome(rank, DEADLINE_SECONDS) for rank in ranks]
+    assert [result.returncode for result in results] == [0, 0], results
+    first, last = (json.loads(result.stdout) for result in results)
+    assert first[0].startswith("JSONDecodeError: Expecting value")
+    assert last[0].startswith("VerdictError: rank 0: JSONDecodeError('Expecting value")
+    assert first[1] == last[1]
+    assert "CheckpointError" in first[1]
+    assert "cannot be read (stale file handle)" in first[1]
+    assert first[2] == last[2]
+    assert first[2].startswith("Preempted: stopped while another process was busy with run")
+
+
+def test_three_copies_that_are_stopped_and_resumed_end_bit_identical_to_ones_that_never_were(
+    checkout: Checkout, odd_folder: Path, tmp_path: Path
+) -> None:
+    """Case B02. Two are too few: a sum of two numbers does not depend on their order."""
+    program = str(Path(__file__).with_name("resuming.py"))
+    straight, resumed = tmp_path / "straight", tmp_path / "resumed"
+    with ranks_of(checkout, [program, str(odd_folder), str(straight), str(resumed)], count=3) as ranks:
+        results = [outcome(rank, DEADLINE_SECONDS) for rank in ranks]
+    assert [result.returncode for result in results] == [0, 0, 0], results
+    assert losses(run_of(resumed)) == losses(run_of(straight))
+    assert final_state(run_of(resumed)) == final_state(run_of(straight))
 
 
 def test_ranks_that_are_started_again_find_each_other_and_go_on(

@@ -2,7 +2,8 @@ from pathlib import Path
 
 import pytest
 
-from slipway.files import write_whole
+from slipway.errors import SlipwayError
+from slipway.files import write_whole, writing
 
 
 def test_what_was_there_is_replaced(tmp_path: Path) -> None:
@@ -25,3 +26,12 @@ def test_what_was_there_stays_where_writing_fails(tmp_path: Path, monkeypatch: p
         write_whole(path, "new")
     assert path.read_text() == "old"
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_place_that_is_not_there_yet_is_named_with_the_free_space(tmp_path: Path) -> None:
+    path = tmp_path / "not" / "there" / "a.json"
+    with (
+        pytest.raises(SlipwayError, match=rf"{path}: cannot be written \(.*\); [1-9]\d* MB are free there"),
+        writing(path),
+    ):
+        path.write_text("")

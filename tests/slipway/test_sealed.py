@@ -610,6 +610,20 @@ def test_work_on_other_paths_goes_on(tmp_path: Path, start: Start) -> None:
     take_lock(start, tmp_path / "letters")
 
 
+def test_place_without_room_for_a_lock_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    with (
+        pytest.raises(SealError, match=r"file/a: cannot be written: its lock cannot be had"),
+        sealed.only_one(tmp_path / "file" / "a", "a"),
+    ):
+        pytest.fail("nobody holds the lock")
+
+
+def test_error_inside_stays_what_it_is(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match="inside"), sealed.only_one(tmp_path / "a", "a"):
+        raise OSError("inside")
+
+
 def test_lock_is_given_back_after_an_error(tmp_path: Path) -> None:
     for _ in range(2):
         with pytest.raises(ValueError, match="inside"), sealed.only_one(tmp_path / "a", "a"):

@@ -1,6 +1,9 @@
 """A tiny image folder and a configuration that trains on it in a second."""
 
+import resource
+import sys
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -73,6 +76,19 @@ def s3(s3_url: str) -> Iterator[None]:
     """A real S3 server, and the access to it in the environment."""
     with s3_access(s3_url):
         yield
+
+
+@contextmanager
+def full_disk() -> Iterator[None]:
+    """Every file ends at 64 bytes in here. What is imported meanwhile would be cached, cut off there."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    caches, sys.dont_write_bytecode = sys.dont_write_bytecode, True
+    resource.setrlimit(resource.RLIMIT_FSIZE, (64, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        sys.dont_write_bytecode = caches
 
 
 def colour_of(label: int) -> tuple[int, int, int]:

@@ -74,6 +74,6 @@ def data_for(order: Order, accumulate: int, images: torch.Tensor, labels: torch.
     batches = []
     for window in order.windows(0):
         for draws in order.micro_batches(window, accumulate, 0, 1):
-            index = torch.tensor([draw.index for draw in draws])
+            index = torch.tensor([draw.index for draw in draws if draw.weight])
             batches.append(Batch(images=images[index], labels=labels[index], weights=torch.ones(len(index))))
     return batches

@@ -1,6 +1,7 @@
 """Experiment trackers get the figures that metrics.jsonl has, as one run, however often training is continued."""
 
 import importlib.util
+import socket
 from dataclasses import replace
 from pathlib import Path
 
@@ -8,14 +9,15 @@ import pytest
 from mlflow import MlflowClient
 from torch.utils.tensorboard import SummaryWriter
 
+from slipway.errors import SlipwayError
 from tests.train.conftest import MakeConfig, MakeFolder
 from train import fit as loop
-from train.board import Board, BoardError
+from train.board import Board, BoardError, board
 from train.config import Config
 from train.dataset import Dataset
 from train.fit import fit
 from train.folder import read_folder
-from train.runs import Run, read_metrics
+from train.runs import Run, read_metrics, run_for
 
 
 @pytest.fixture
@@ -78,6 +80,48 @@ def test_tracker_that_fails_is_given_up_and_training_goes_on(
         shown.log({"loss": 0.5}, 2)
     assert tracker.asked == 1
     assert caplog.messages == ["WARNING: Gone: no such server; it gets no more figures"]
+
+
+@pytest.mark.filterwarnings("ignore")  # of MLflow, about itself
+def test_tracking_server_that_is_down_is_named(
+    data: tuple[Dataset, MakeConfig, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dataset, make_config, root = data
+    config = make_config(root, run__loggers="[mlflow]")
+    with socket.socket() as deaf:  # its port is nobody else's meanwhile
+        deaf.bind(("127.0.0.1", 0))
+        uri = f"http://127.0.0.1:{deaf.getsockname()[1]}"
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
+        with (
+            pytest.raises(BoardError, match=rf"run\.loggers mlflow: {uri} cannot be used .* or leave it out"),
+            board(run_for(config, dataset), config, 0),
+        ):
+            pytest.fail("there is no such server")
+
+
+def test_tensorboard_that_cannot_be_written_is_said_in_words(
+    data: tuple[Dataset, MakeConfig, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Case B03. Its own thread writes, so where a real disk is full, the next figure raises what happened there."""
+    config = data[1](data[2])
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(SummaryWriter, "add_scalar", full)
+    words = r"tensorboard: cannot be written .*No space left.* MB are free"
+    with (
+        board(Run(directory=tmp_path, inputs=""), config, 0) as shown,
+        pytest.raises(SlipwayError, match=words),
+    ):
+        shown.log({"loss": 1.0}, 1)
+    nowhere = tmp_path / "file"
+    nowhere.write_text("no directory")
+    with (
+        pytest.raises(SlipwayError, match="file/tensorboard: cannot be written"),
+        board(Run(directory=nowhere, inputs=""), config, 0),
+    ):
+        pytest.fail("there is no room for it")
 
 
 @pytest.mark.filterwarnings("ignore")  # of W&B, about itself

@@ -1,6 +1,4 @@
-import resource
 import shutil
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,7 +8,7 @@ from torch import nn
 
 from slipway import sealed
 from slipway.sealed import SealError
-from tests.train.conftest import MakeConfig, MakeFolder
+from tests.train.conftest import MakeConfig, MakeFolder, full_disk
 from train import checkpoint
 from train.checkpoint import CheckpointError, Choice, Progress, tensors_of
 from train.config import Config, HardwareConfig, TrainingConfig
@@ -110,20 +108,14 @@ def test_flipped_byte_is_refused_and_the_previous_checkpoint_used(
     assert "passing over a damaged checkpoint" in caplog.text
 
 
-def test_full_disk_leaves_the_previous_checkpoint_and_says_so(
-    setting: Setting, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_full_disk_leaves_the_previous_checkpoint_and_says_so(setting: Setting) -> None:
     """Case B03."""
     save(setting, 1)
-    # What is imported only now would be cached, cut off at the limit.
-    monkeypatch.setattr(sys, "dont_write_bytecode", True)
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (64, hard))
-    try:
-        with pytest.raises(SealError, match=r"step-00000002: could not be written .* MB are free"):
-            save(setting, 2)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    with (
+        full_disk(),
+        pytest.raises(SealError, match=r"step-00000002: could not be written .* MB are free"),
+    ):
+        save(setting, 2)
     assert names(setting[2]) == ["step-00000001"]
     good = Choice(directory=setting[2].checkpoints / "step-00000001", weights="raw")
     checkpoint.load_weights(good, small_model(1.0)[0])
@@ -174,6 +166,21 @@ def test_best_is_recovered_from_what_is_there(setting: Setting) -> None:
     evaluated(run, 2, 0.9, loss=0.4)
     evaluated(run, 3, 1.0)  # its checkpoint was lost
     assert checkpoint.best(run).directory.name == "step-00000002"
+
+
+def test_damaged_best_is_passed_over_for_the_next(setting: Setting, caplog: pytest.LogCaptureFixture) -> None:
+    run = setting[2]
+    good = save(setting, 1)
+    damage(save(setting, 2))
+    for step, accuracy, weights in ((1, 0.7, "raw"), (2, 0.9, "ema"), (2, 0.8, "raw")):
+        evaluated(run, step, accuracy, weights=weights)
+    assert checkpoint.best(run) == Choice(directory=good, weights="raw")
+    (said,) = (each for each in caplog.messages if "WARNING" in each)
+    assert "passing over a damaged checkpoint" in said
+    assert "step-00000002" in said
+    damage(good)
+    with pytest.raises(CheckpointError, match="no evaluated checkpoint that is whole; run `make train`"):
+        checkpoint.best(run)
 
 
 def test_run_without_checkpoint_says_what_to_do(setting: Setting) -> None:

@@ -1,4 +1,5 @@
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -84,6 +85,17 @@ def test_offline_evaluation_equals_the_one_in_training(
     assert metrics["loss"] == logged["loss"]
     check_predictions(made, config.data.root)
     assert evaluate(config, run, folder, "val") == made
+    check_damaged_one_is_made_again(made, lambda: evaluate(config, run, folder, "val"))
+
+
+def check_damaged_one_is_made_again(made: Path, evaluate_again: Callable[[], Path]) -> None:
+    seal = sealed.read_manifest(made).seal
+    (made / "metrics.json").chmod(0o644)
+    (made / "metrics.json").write_text("{}")
+    assert evaluate_again() == made
+    assert sealed.verify(made, KIND).seal == seal
+    (aside,) = made.parent.glob(f".damaged-{made.name}-*")
+    assert (aside / "metrics.json").read_text() == "{}"
 
 
 def check_predictions(made: Path, root: Path) -> None:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from slipway import input_statistics
+from slipway import input_statistics, sealed
 from slipway.artefact import read_artefacts, read_default
 from slipway.bundle import (
     SERVED_ANSWERS,
@@ -19,15 +19,17 @@ from slipway.bundle import (
     read_golden,
 )
 from slipway.sealed import SealError
+from tests.slipway.test_signing import make_keys
 from tests.train.conftest import MakeConfig, MakeFolder
 from train import checkpoint, parity, recommend
 from train import export as stage
-from train.config import Config
-from train.dataset import Dataset
+from train.checkpoint import Choice
+from train.config import Config, ExportConfig
+from train.dataset import Dataset, Sample
 from train.evaluate import evaluate
 from train.export import export
 from train.fit import fit
-from train.folder import read_folder
+from train.folder import Files, read_folder
 from train.parity import ParityError
 from train.runs import run_for
 
@@ -139,6 +141,40 @@ def check_class_names(bundle: Bundle, folder: Dataset) -> None:
 def check_nothing_is_done_twice(trained: tuple[Config, Dataset], directory: Path) -> None:
     assert exported(trained) == directory
     assert [path.name for path in directory.parent.iterdir() if not path.name.startswith(".")] == ["1"]
+
+
+def test_golden_images_are_dealt_class_by_class() -> None:
+    """With a limit below their number: the classes at the end of the list get theirs, too."""
+    samples = tuple(Sample(file=f"{n}.png", sha256=f"{99 - n}", label=n % 3) for n in range(12))
+    dataset = Dataset(
+        classes=("ant", "bee", "cat"), splits={"val": samples}, fingerprint="", storage=Files(Path())
+    )
+
+    def chosen(limit: int) -> list[str]:
+        settings = ExportConfig(golden_per_class=2, golden_limit=limit)
+        return [sample.file for sample in stage._golden_samples(dataset, settings)]
+
+    assert chosen(40) == ["9.png", "6.png", "10.png", "7.png", "11.png", "8.png"]
+    assert chosen(4) == ["9.png", "6.png", "10.png", "11.png"]
+    assert chosen(2) == ["9.png", "10.png"]
+
+
+def test_another_key_at_the_same_place_makes_another_bundle(tmp_path: Path, make_config: MakeConfig) -> None:
+    for name in ("checkpoint", "evaluation"):
+        with sealed.stage(tmp_path / name, kind=name):
+            pass
+    choice = Choice(directory=tmp_path / "checkpoint", weights="raw")
+
+    def inputs(key: Path) -> str:
+        config = make_config(tmp_path, export__sign_key=str(key))
+        return stage._inputs(config, choice, tmp_path / "evaluation")
+
+    (key, _), (other, _) = make_keys(tmp_path, "one"), make_keys(tmp_path, "other")
+    before = inputs(key)
+    moved = key.rename(tmp_path / "moved.pem")
+    assert inputs(moved) == before
+    other.rename(key)
+    assert inputs(key) != before
 
 
 def test_failed_gate_publishes_nothing_and_keeps_the_report(

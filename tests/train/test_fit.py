@@ -4,12 +4,13 @@ import os
 import shutil
 import signal
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
+from slipway.errors import SlipwayError
 from tests.train.conftest import MakeConfig, MakeFolder
 from tests.train.stepping import Linear, trainer_for
 from train import checkpoint
@@ -19,11 +20,11 @@ from train.checkpoint import Progress
 from train.config import HardwareConfig
 from train.fit import fit
 from train.folder import read_folder
-from train.hardware import launch
+from train.hardware import HardwareError, launch
 from train.health import DivergedError, bad_steps
 from train.loader import PlainSamples
 from train.order import Draw, Order, Window
-from train.preemption import Preempted
+from train.preemption import SIGNALS, Preempted, ended_by_signals
 from train.runs import MEASURED, Run, read_metrics, run_for
 from train.trainer import Trainer
 
@@ -105,6 +106,25 @@ def test_stopped_and_resumed_is_bit_identical_to_never_stopped(
 
     assert without_speed(resumed) == without_speed(never_stopped)
     assert_bit_equal(final_state(resumed), final_state(never_stopped))
+
+
+def test_window_of_one_sample_is_trained_on_where_layers_shrink_it_to_a_pixel(
+    make_folder: MakeFolder, make_config: MakeConfig
+) -> None:
+    """9 samples in windows of 8. Batch normalisation raises on the ninth alone."""
+    config = make_config(make_folder(train=3), model__stem="standard", training__epochs="1")
+    run = fit(config, read_folder(config.data))
+    assert json.loads((run / "checkpoints" / "step-00000002" / "progress.json").read_text())["cursor"] == 9
+    assert final_state(run)["progress"]["bad_samples"] == 0
+
+
+def test_runs_directory_that_cannot_be_written_is_named(
+    make_folder: MakeFolder, make_config: MakeConfig, tmp_path: Path
+) -> None:
+    (tmp_path / "runs").write_text("no directory")
+    config = make_config(make_folder())
+    with pytest.raises(SlipwayError, match=rf"^{tmp_path}/runs/tiny-\w+: cannot be written"):
+        fit(config, read_folder(config.data))
 
 
 def test_second_fit_finds_the_run_finished(
@@ -265,6 +285,53 @@ def test_stop_request_saves_the_step_and_the_next_start_continues(
     resumed = fit(config, folder)
     assert without_speed(resumed) == without_speed(undisturbed)
     assert_bit_equal(final_state(resumed), final_state(undisturbed))
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
+def test_stop_before_the_first_step_that_is_taken_changes_nothing(
+    make_folder: MakeFolder,
+    make_config: MakeConfig,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    optimizer: str,
+) -> None:
+    """Case B04: PyTorch takes a step of its own to find out what the state of an optimiser is that has none."""
+    monkeypatch.setattr(loop, "build_model", lambda *arguments: Linear())
+    poison(monkeypatch, 8)
+    root = make_folder()
+    options = {"optimizer__name": optimizer, "training__on_bad_loss": "skip"}
+    straight = make_config(root, **options)
+    folder = read_folder(straight.data)
+    undisturbed = fit(straight, folder)
+    config = make_config(root, **options, run__directory=str(tmp_path / "other"))
+    step = loop.step
+
+    def signal_and_step(trainer: Trainer, *arguments: Any) -> bool:
+        os.kill(os.getpid(), signal.SIGTERM)
+        return step(trainer, *arguments)
+
+    monkeypatch.setattr(loop, "step", signal_and_step)
+    with pytest.raises(Preempted, match="stopped at step 0"):
+        fit(config, folder)
+    monkeypatch.setattr(loop, "step", step)
+    assert_bit_equal(final_state(fit(config, folder)), final_state(undisturbed))
+
+
+def test_rank_that_waits_for_others_can_be_ended(
+    make_folder: MakeFolder, make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They may never come, and Python hears of no signal until PyTorch returns from waiting for them."""
+    found: list[Any] = []
+
+    def look(*_arguments: object) -> NoReturn:
+        found.extend(signal.getsignal(number) for number in SIGNALS)
+        raise HardwareError("nobody came")
+
+    monkeypatch.setattr(loop, "launch", look)
+    config = make_config(make_folder())
+    with ended_by_signals(), pytest.raises(HardwareError, match="nobody came"):
+        fit(config, read_folder(config.data))
+    assert found == [signal.SIG_DFL] * 2
 
 
 def test_stop_request_ends_a_validation_on_the_spot(

@@ -1,6 +1,8 @@
 import logging
+import os
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -128,6 +130,48 @@ def test_one_class_is_not_enough(make_folder: MakeFolder) -> None:
 def test_class_name_with_a_line_break_is_refused(make_folder: MakeFolder) -> None:
     with pytest.raises(DataError, match="line break"):
         read_folder(data_config(make_folder(("a\nb", "c"))))
+
+
+def test_folder_that_cannot_be_read_is_named(
+    make_folder: MakeFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As by its permissions, which mean nothing to root. Left out, it would be a class fewer, without a word."""
+    closed, scandir = make_folder() / "train" / "bee", os.scandir
+
+    def closed_to_us(path: Path) -> Any:
+        if Path(path) == closed:
+            raise PermissionError(13, "Permission denied", str(path))
+        return scandir(path)
+
+    monkeypatch.setattr("os.scandir", closed_to_us)
+    with pytest.raises(
+        DataError, match=r"train/bee: cannot be read \(Permission denied\); mend or remove it"
+    ):
+        read_folder(data_config(closed.parents[1]))
+
+
+def test_what_is_passed_over_is_named(make_folder: MakeFolder, caplog: pytest.LogCaptureFixture) -> None:
+    root = make_folder()
+    before = read_folder(data_config(root))
+    for name in ("empty", "lost+found", "cat/deeper"):
+        (root / "train" / name).mkdir()
+    (root / "train" / "moved").symlink_to("nowhere")
+    (root / "train" / "ant" / "linked").symlink_to(root / "train" / "bee")
+    (root / "train" / "ant" / "gone.png").symlink_to("nowhere.png")
+    caplog.set_level(logging.INFO)
+    assert read_folder(data_config(root)).fingerprint == before.fingerprint
+    assert caplog.messages == [
+        f"{root}/train: ignored, not images: ant/gone.png, ant/linked, lost+found, moved",
+        f"WARNING: {root}/train: no image in the class folder empty",
+    ]
+
+
+def test_class_folder_that_is_a_link_is_a_class(make_folder: MakeFolder) -> None:
+    root = make_folder()
+    before = read_folder(data_config(root))
+    (root / "train" / "bee").rename(root.parent / "elsewhere")
+    (root / "train" / "bee").symlink_to(root.parent / "elsewhere")
+    assert read_folder(data_config(root)).fingerprint == before.fingerprint
 
 
 def test_file_that_cannot_be_read_is_named(make_folder: MakeFolder, monkeypatch: pytest.MonkeyPatch) -> None:

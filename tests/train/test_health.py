@@ -3,6 +3,8 @@ from pathlib import Path
 
 import pytest
 
+from slipway.errors import SlipwayError
+from tests.train.conftest import full_disk
 from train.config import TrainingConfig
 from train.health import (
     AVERAGED_STEPS,
@@ -54,6 +56,14 @@ def test_bad_steps_are_written_once_and_read_back(tmp_path: Path) -> None:
         record(run, each)
     assert bad_steps(run) == [bad(8, "skip"), bad(16, "rollback")]
     assert avoided(run) == {16}
+
+
+def test_full_disk_is_said_in_words(tmp_path: Path) -> None:
+    with (
+        full_disk(),
+        pytest.raises(SlipwayError, match=r"bad_steps\.jsonl: cannot be written .* MB are free"),
+    ):
+        record(Run(directory=tmp_path, inputs=""), bad(8, "rollback"))
 
 
 def test_kill_while_writing_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

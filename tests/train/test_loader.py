@@ -1,5 +1,6 @@
 import io
 import multiprocessing
+import subprocess
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -105,6 +106,16 @@ def test_evaluation_takes_every_sample_once(
     assert len({len(batches) for batches in ranks}) == 1
 
 
+@pytest.mark.parametrize("workers", [0, 1])
+def test_undecodable_file_whose_name_has_lines_is_named(make_folder: MakeFolder, workers: int) -> None:
+    """Case A16: from a worker the name comes at the end of a traceback."""
+    root = make_folder()
+    path = root / "train" / "ant" / "li\nne\u2028s.png"
+    path.write_bytes(b"")
+    with pytest.raises(DataError, match=rf"^{path}: EMPTY"):
+        stream(read_folder(data_config(root)), workers=workers)
+
+
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("damage", ["half", "almost whole", "empty", "html"])
 def test_undecodable_file_is_named(make_folder: MakeFolder, workers: int, damage: str) -> None:
@@ -197,8 +208,11 @@ def test_skipping_is_the_same_with_any_workers_ranks_and_cursor(make_folder: Mak
     ranks = [skipping(folder, rank=rank, world_size=2) for rank in range(2)]
     assert len(ranks[0]) == len(ranks[1]) == len(alone)
     for expected, *parts in zip(alone, *ranks, strict=True):
-        assert torch.equal(torch.cat([part.images for part in parts]), expected.images)
-        assert torch.equal(torch.cat([part.weights for part in parts]), expected.weights)
+        images, weights = (torch.cat([getattr(part, of) for part in parts]) for of in ("images", "weights"))
+        assert torch.equal(images[: len(expected.images)], expected.images)
+        assert torch.equal(weights[: len(expected.weights)], expected.weights)
+        # 3 samples on 2 ranks: the second one has a single one, and another image beside it.
+        assert not weights[len(expected.weights) :].any()
 
 
 def test_nothing_to_put_in_a_bad_samples_place_is_an_error(make_folder: MakeFolder) -> None:
@@ -238,6 +252,22 @@ def test_extension_does_not_matter(make_folder: MakeFolder, tmp_path: Path) -> N
     (root / "val" / "ant" / "0.png").write_bytes(file.getvalue())
     folder = read_folder(data_config(root))
     assert len(PlainSamples(folder, "val", RULES)[Draw(0, 0)][0]) == 3
+
+
+def test_signal_to_every_process_leaves_workers_to_their_trainer(make_folder: MakeFolder) -> None:
+    """Case B04: the step that the signal interrupts needs them. Of the batches to come two are ready, at the most."""
+    folder = read_folder(data_config(make_folder(train=20)))
+    samples = TrainingSamples(folder, RULES, AugmentConfig(), seed=0)
+    order = Order(samples=60, batch_size=6, epochs=2, seed=0, fingerprint=folder.fingerprint)
+    batches = training_batches(samples, order, cursor=0, accumulate=1, rank=0, world_size=1, workers=1)
+    others = multiprocessing.active_children()
+    next(batches)
+    (worker,) = set(multiprocessing.active_children()) - set(others)
+    for name in ("-TERM", "-USR1"):
+        subprocess.run(
+            ["kill", name, str(worker.pid)], check=True
+        )  # not this process, which is their trainer
+    assert len(list(batches)) == 19
 
 
 # PyTorch raises in whatever line the signal of the death arrives, of a destructor too, where Python only says so.

@@ -1,11 +1,13 @@
 """The command line: exit codes, messages, and the rule for relative paths."""
 
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from slipway import sealed
 from tests.train.conftest import MakeFolder
 
 
@@ -73,6 +75,31 @@ def test_data_is_the_same_from_every_directory(make_folder: MakeFolder, tmp_path
     (tmp_path / "a b").mkdir()
     results = [run("data", "--data.root", str(root), cwd=cwd) for cwd in ("/", tmp_path, tmp_path / "a b")]
     assert {(result.returncode, result.stdout) for result in results} == {(0, f"{root}\n")}
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+def test_stage_that_is_stopped_says_run_me_again(tmp_path: Path, number: int) -> None:
+    """Case B04: here in front of a lock that somebody else holds; launchers take any other code for a failure."""
+    command = [
+        sys.executable,
+        "-m",
+        "train",
+        "data",
+        "--data.embedded=digits",
+        f"--data.root={tmp_path}/digits",
+    ]
+    with (
+        sealed.only_one(tmp_path / "digits", "the data set"),
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process,
+    ):
+        try:
+            assert process.stderr
+            assert "waiting for it" in process.stderr.readline()
+            process.send_signal(number)
+            assert process.communicate() == ("", "error: stopped by a signal; run it again\n")
+            assert process.returncode == 75
+        finally:
+            process.kill()
 
 
 def test_help_lists_options_with_defaults() -> None:

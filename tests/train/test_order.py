@@ -83,6 +83,26 @@ def test_steps_counts_the_windows() -> None:
         assert whole.steps == len(list(whole.windows(0)))
 
 
+@pytest.mark.parametrize("micro_batch", [1, 2, 3])
+@pytest.mark.parametrize("world_size", [1, 2, 8])
+@pytest.mark.parametrize("accumulate", [1, 3, 4])
+def test_no_micro_batch_is_left_with_a_single_sample(
+    micro_batch: int, world_size: int, accumulate: int
+) -> None:
+    """Batch normalisation raises on one; what stands beside it is another image, and counts for nothing."""
+    batch_size = micro_batch * world_size * accumulate
+    for samples in {2, 3, 9, batch_size + 1, 2 * batch_size + 3}:
+        whole = order(samples=samples, batch_size=batch_size, epochs=2)
+        for window in whole.windows(0):
+            parts = [whole.micro_batches(window, accumulate, rank, world_size) for rank in range(world_size)]
+            batches = [batch for dealt in zip(*parts, strict=True) for batch in dealt]
+            assert [d.index for batch in batches for d in batch if d.weight] == list(window.indices)
+            for batch in batches:
+                assert len(batch) >= min(2, micro_batch)
+                assert len({draw.index for draw in batch}) == len(batch)
+                assert len(batch) <= 2 or all(draw.weight for draw in batch)
+
+
 def test_idle_rank_gets_a_sample_without_weight() -> None:
     whole = order(samples=1, batch_size=4, epochs=1)
     window = next(whole.windows(0))

@@ -2,10 +2,11 @@ import os
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 
 import pytest
 
-from train.preemption import Preempted, stop_requests
+from train.preemption import Preempted, ended_by_signals, stop_requests
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
@@ -33,12 +34,35 @@ with stop_requests():
     os.kill(os.getpid(), signal.SIGUSR1)
     os.kill(os.getpid(), signal.SIGUSR1)
     os.kill(os.getpid(), signal.SIGTERM)
+    os.kill(os.getpid(), signal.SIGUSR1)
     print("still here", flush=True)
     os.kill(os.getpid(), signal.SIGTERM)
     print("never", flush=True)
 """
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert (result.returncode, result.stdout) == (128 + signal.SIGTERM, "still here\n")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+def test_what_is_not_training_is_given_up_and_cleaned_up(number: int) -> None:
+    done = []
+
+    @ended_by_signals()
+    def work() -> None:
+        with stop_requests():
+            os.kill(os.getpid(), number)
+            done.append("trained")
+        try:
+            with suppress(Exception):  # as libraries do
+                os.kill(os.getpid(), number)
+            done.append("never")
+        finally:
+            os.kill(os.getpid(), signal.SIGUSR1)  # once more, from the launcher
+            done.append("cleaned up")
+
+    with pytest.raises(Preempted, match="run it again"):
+        work()
+    assert done == ["trained", "cleaned up"]
 
 
 ABANDONS_ITS_WORKERS = """

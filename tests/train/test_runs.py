@@ -1,11 +1,14 @@
 import json
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from slipway.config import load
-from tests.train.conftest import MakeConfig, MakeFolder
+from slipway.errors import SlipwayError
+from tests.train.conftest import MakeConfig, MakeFolder, full_disk
 from train.config import Config
 from train.fit import fit
 from train.folder import read_folder
@@ -53,6 +56,22 @@ def test_what_will_happen_again_is_forgotten(tmp_path: Path) -> None:
         append_metrics(run, {"step": step, "samples": 8 * step})
     forget_metrics_after(run, 16)
     assert [line["step"] for line in read_metrics(run)] == [0, 1, 2]
+
+
+@pytest.mark.parametrize("write", [append_metrics, lambda run, line: forget_metrics_after(run, 8)])
+def test_full_disk_is_said_in_words(tmp_path: Path, write: Callable[[Run, dict[str, Any]], None]) -> None:
+    """Case B03: long before the next checkpoint. What was logged stays."""
+    run = Run(directory=tmp_path, inputs="")
+    line = {"samples": 8, "text": "x" * 80}
+    append_metrics(run, line)
+    with (
+        full_disk(),
+        pytest.raises(
+            SlipwayError, match=rf"{run.metrics}: cannot be written \(.*File too large.* MB are free"
+        ),
+    ):
+        write(run, line)
+    assert list(read_metrics(run)) == [line]
 
 
 def test_git_state_is_null_where_there_is_no_repository(monkeypatch: pytest.MonkeyPatch) -> None:

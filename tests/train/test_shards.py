@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from slipway.contract import Preprocessing
+from slipway.errors import SlipwayError
 from tests.train.conftest import MakeFolder, data_config
 from tests.train.sources import upload, write_shards, write_tar
 from train import shards, storage
@@ -193,6 +194,13 @@ def test_folder_without_shards_and_shards_of_no_split_are_refused(
     (packed / "training.tar").unlink()
     (packed / "val-1.tar").unlink()
     with pytest.raises(DataError, match="no shard's name begins with val"):
+        read_shards(config_of(packed, tmp_path / "cache"))
+
+
+def test_cache_that_cannot_be_written_is_named(make_folder: MakeFolder, tmp_path: Path) -> None:
+    packed = write_shards(make_folder(), tmp_path / "shards")
+    (tmp_path / "cache").write_text("no directory")
+    with pytest.raises(SlipwayError, match=rf"{tmp_path}/cache/shards/.*: cannot be written .* MB are free"):
         read_shards(config_of(packed, tmp_path / "cache"))
 
 

@@ -82,7 +82,8 @@ def test_artefact_that_answers_differently_is_named(good: Path, tmp_path: Path) 
         (staging / bundle.GOLDEN_ANSWERS).write_text(json.dumps(answers))
 
     with pytest.raises(
-        ParityError, match=r"/1: model\.onnx against .* golden inputs, batch 1: logits off by 0\.01"
+        ParityError,
+        match=r"/1: model\.onnx against the stored answer on golden inputs, batch 1: logits off by 0\.01",
     ):
         verify(resealed(good, tmp_path / "1", change))
 

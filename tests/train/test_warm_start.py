@@ -69,6 +69,29 @@ def test_small_stem_does_not_fit_torchvision_weights() -> None:
         start(model, config)
 
 
+@pytest.mark.usefixtures("weights_of_torchvision")
+def test_damaged_file_of_torchvision_weights_is_named(tmp_path: Path) -> None:
+    (file,) = (tmp_path / "checkpoints").iterdir()
+    for content in (file.read_bytes()[:5000], b"<html>Too many requests</html>", b""):
+        file.write_bytes(content)
+        with pytest.raises(WarmStartError, match=rf"{file} cannot be loaded .* delete it"):
+            start(classifier(3), ModelConfig(name=NAME, pretrained="DEFAULT"))
+
+
+@pytest.mark.usefixtures("weights_of_torchvision")
+def test_download_that_was_cut_short_is_said_in_words(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """PyTorch compares hashes, and raises a RuntimeError."""
+    (file,) = (tmp_path / "checkpoints").iterdir()
+    served = tmp_path / file.name
+    served.write_bytes(file.read_bytes()[:5000])
+    file.unlink()
+    monkeypatch.setattr(torchvision.models.get_model_weights(NAME)["DEFAULT"].value, "url", served.as_uri())
+    with pytest.raises(WarmStartError, match=rf"could not be downloaded \(invalid hash .* at {file}"):
+        start(classifier(3), ModelConfig(name=NAME, pretrained="DEFAULT"))
+
+
 def test_unknown_torchvision_weights_name_the_known() -> None:
     with pytest.raises(UsageError, match=r"for mobilenet_v3_small there is IMAGENET1K_V1"):
         start(classifier(3), ModelConfig(name=NAME, pretrained="IMAGENET21K"))

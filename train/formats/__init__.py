@@ -25,7 +25,10 @@ class Format:
     settings: Mapping[str, str] = field(default_factory=dict)
 
     def write(self, name: str, source: Source, directory: Path) -> Artefact:
-        """Write the files into `directory`; returns what is to be known of them. Raises ExportError."""
+        """Write the files into `directory`; returns what is to be known of them.
+
+        Raises ExportError, and OSError where they cannot be written, whatever its library raises.
+        """
         # Not imported above: some of these libraries take seconds to load, and most exports need none of them.
         module: Any = importlib.import_module(self.module)
         module.write(source, directory / self.files[0], self.precision)

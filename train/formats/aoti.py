@@ -1,6 +1,7 @@
 """Model -> a package of compiled code (AOTInductor), for this kind of CPU and this version of PyTorch only."""
 
 import copy
+import io
 import os
 import platform
 import shutil
@@ -32,12 +33,14 @@ def write(source: Source, path: Path, precision: str) -> None:
     servable = Servable(model).eval().to(memory_format=torch.channels_last)
     with torch.no_grad():
         program = capture(servable, source.image_size, source.max_batch)
+        content = io.BytesIO()  # where PyTorch cannot write a file, it aborts the process
         try:
-            aoti_compile_and_package(program, package_path=str(path), inductor_configs={"freezing": True})
+            aoti_compile_and_package(program, package_path=content, inductor_configs={"freezing": True})
         except RuntimeError as error:  # what the compiler says is a page, and goes to stderr
             raise ExportError(
                 f"{path.name} cannot be compiled with {compiler}: {first_line(error)}"
             ) from error
+    path.write_bytes(content.getvalue())
 
 
 def requires(source: Source) -> dict[str, Any]:

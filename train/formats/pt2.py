@@ -1,5 +1,6 @@
 """Model -> the program of torch.export, for PyTorch without the code of the model."""
 
+import io
 from pathlib import Path
 
 import torch
@@ -11,4 +12,7 @@ from train.servable import Servable, Source, capture
 def write(source: Source, path: Path, _precision: str) -> None:
     """Raises TrainingModeError, ExportError."""
     require_eval(source.classifier)
-    torch.export.save(capture(Servable(source.classifier).eval(), source.image_size, source.max_batch), path)
+    program = capture(Servable(source.classifier).eval(), source.image_size, source.max_batch)
+    content = io.BytesIO()  # where PyTorch cannot write a file, it aborts the process
+    torch.export.save(program, content)
+    path.write_bytes(content.getvalue())

@@ -45,4 +45,5 @@ def write(source: Source, path: Path, _precision: str) -> None:
             raise ExportError(
                 f"the traced model gives {rows} answers for {len(other)} images: its batch is frozen"
             )
-        traced.save(path)
+        # Where PyTorch cannot write a file, it aborts the process.
+        path.write_bytes(traced.save_to_buffer())

@@ -1,5 +1,6 @@
 """Every format, on its real runtime, against the gate; and models that each exporter must refuse."""
 
+import io
 import typing
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +13,7 @@ from torch import nn
 
 from slipway.artefact import Artefact, ArtefactError
 from slipway.paths import PROJECT_ROOT
+from tests.train.conftest import full_disk
 from train.config import FormatName, ModelConfig
 from train.formats import FORMATS, aoti, pt2, torchscript
 from train.formats import onnx as onnx_format
@@ -112,6 +114,21 @@ def test_missing_compiler_is_told_in_words(
     monkeypatch.delenv("CXX", raising=False)
     with pytest.raises(ExportError, match=r"model\.aoti\.pt2 is compiled C\+\+, and there is no g\+\+ here"):
         aoti.write(source, tmp_path / "model.aoti.pt2", "float32")
+
+
+@pytest.mark.parametrize("name", ["pt2", "torchscript", "openvino", "aoti"])
+def test_full_disk_is_an_os_error_whatever_a_library_makes_of_it(
+    source: Source, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Case B03: the stage, which knows where its bundle was to go, says it in words."""
+
+    def compiled(program: Any, package_path: io.BytesIO, inductor_configs: Any) -> None:
+        package_path.write(bytes(100))
+
+    monkeypatch.setattr(aoti, "aoti_compile_and_package", compiled)  # it takes a minute, and a compiler
+    monkeypatch.setenv("CXX", "true")
+    with full_disk(), pytest.raises(OSError, match=r"File too large|model\.openvino"):
+        FORMATS[name].write(name, source, tmp_path)
 
 
 class Branch(nn.Module):
