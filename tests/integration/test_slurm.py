@@ -15,7 +15,7 @@ from tests.programs import require
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(1800)]
 
-EPOCHS = 20  # of three steps each: the signal finds training under way
+EPOCHS = 12  # of three steps each: the signal finds training under way
 SCRIPT = Path(__file__).parents[2] / "deploy" / "slurm" / "train.sbatch"
 
 
