@@ -15,16 +15,15 @@
 import argparse
 import difflib
 import io
-import os
 import re
 import signal
-import ssl
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from serve import connection
 from slipway import command, config
 from slipway.cpus import available_cpus
 from slipway.errors import UsageError
@@ -34,8 +33,6 @@ REPOSITORY = PROJECT_ROOT / "model_repository"
 CURRENT = REPOSITORY / "current"
 DEFAULT_URLS = {"http": "127.0.0.1:8000", "grpc": "127.0.0.1:8001"}
 DEFAULT_METRICS = "127.0.0.1:8002"
-API_KEY = "SLIPWAY_API_KEY"
-LAST_PORT = 65535
 PROBE_SECONDS = 4.0  # for each answer; whoever runs `health` gives it 10
 
 
@@ -276,8 +273,8 @@ def _watch(options: argparse.Namespace) -> None:
 
     if not options.probe_seconds > 0:
         raise UsageError(f"command line: --probe-seconds is {options.probe_seconds:g}; must be above 0")
-    if not 0 <= options.port <= LAST_PORT:
-        raise UsageError(f"command line: --port is {options.port}; must be within 0..{LAST_PORT}")
+    if not 0 <= options.port <= connection.LAST_PORT:
+        raise UsageError(f"command line: --port is {options.port}; must be within 0..{connection.LAST_PORT}")
     urls, metrics = _server_addresses(options)
     watch.run(
         options.release,
@@ -325,17 +322,8 @@ def _add_server_options(parser: argparse.ArgumentParser) -> None:
 
 def _server_addresses(options: argparse.Namespace) -> tuple[dict[str, str], str]:
     """Protocol -> host:port, and that of the metrics."""
-    urls = {name: _address(name, getattr(options, name)) for name in DEFAULT_URLS}
-    return urls, _address("metrics", options.metrics)
-
-
-def _address(option: str, given: str) -> str:
-    """host:port. `up` prints addresses as a browser wants them, Triton's clients want them bare."""
-    address = given.removeprefix("http://").rstrip("/")
-    found = re.fullmatch(r"[^\s/]+:(?P<port>\d+)", address)
-    if found is None or not 0 < int(found["port"]) <= LAST_PORT:
-        raise UsageError(f"command line: --{option} is {given}; expected host:port")
-    return address
+    urls = {name: connection.address(name, getattr(options, name)) for name in DEFAULT_URLS}
+    return urls, connection.address("metrics", options.metrics)
 
 
 def _smoke_options(parser: argparse.ArgumentParser) -> None:
@@ -385,7 +373,8 @@ def _predict_options(parser: argparse.ArgumentParser) -> None:
         "--api-key-file",
         type=Path,
         metavar="PATH",
-        help=f"file with what the gateway knows us by (default: {API_KEY} in the environment, for https only)",
+        help="file with what the gateway knows us by "
+        f"(default: {connection.API_KEY} in the environment, for https only)",
     )
 
 
@@ -394,7 +383,7 @@ def _predict(options: argparse.Namespace) -> None:
 
     given = options.url or DEFAULT_URLS[options.protocol]
     tls = "https://" if given.startswith("https://") else ""
-    url = tls + _address("url", given.removeprefix(tls))
+    url = tls + connection.address("url", given.removeprefix(tls))
     if isinstance(sys.stdout, io.TextIOWrapper):
         # Names of files need not be UTF-8.
         sys.stdout.reconfigure(errors="backslashreplace")
@@ -404,42 +393,9 @@ def _predict(options: argparse.Namespace) -> None:
         options.protocol,
         options.format,
         partial(print, flush=True),
-        api_key=_api_key(options.api_key_file, url),
-        certificates=_certificates(options.certificates, url),
+        api_key=connection.api_key(options.api_key_file, url),
+        certificates=connection.certificates(options.certificates, url),
     )
-
-
-def _api_key(file: Path | None, url: str) -> str:
-    """Never an option's value: anybody on this machine may read command lines."""
-    if file is None:
-        where, text = f"{API_KEY} in the environment", os.environ.get(API_KEY, "")
-        if not text or not url.startswith("https://"):
-            return ""
-    else:
-        where, text = f"command line: --api-key-file {file}", _text_of_key(file)
-    key = text.strip()
-    if not re.fullmatch(r"[!-~]+", key):
-        raise UsageError(f"{where}: holds no key; expected one, and nothing else")
-    return key
-
-
-def _text_of_key(file: Path) -> str:
-    try:
-        return file.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"command line: --api-key-file {file}: cannot be read ({error})") from None
-
-
-def _certificates(file: Path | None, url: str) -> Path | None:
-    if file is None:
-        return None
-    if not url.startswith("https://"):
-        raise UsageError(f"command line: --certificates is of no use without TLS; write --url https://{url}")
-    try:
-        ssl.create_default_context(cafile=file)
-    except OSError as error:
-        raise UsageError(f"command line: --certificates {file}: holds no certificate ({error})") from None
-    return file
 
 
 def _add_path(parser: argparse.ArgumentParser, option: str, help: str, default: Path | None = None) -> None:

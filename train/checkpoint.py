@@ -233,15 +233,14 @@ def best(run: Run) -> Choice:
     """
     there = {directory.name: directory for directory in sealed.sealed_in(run.checkpoints)}
     for name, weights in _ranked(run):
-        if name not in there:
-            continue
-        try:
-            sealed.verify(there[name], KIND)
-        except SealError as error:
-            logger.warning("WARNING: passing over a damaged checkpoint: %s", error)
-            del there[name]  # its other weights are no better
-            continue
-        return Choice(directory=there[name], weights=weights)
+        if name in there:
+            try:
+                sealed.verify(there[name], KIND)
+            except SealError as error:
+                logger.warning("WARNING: passing over a damaged checkpoint: %s", error)
+                del there[name]  # its other weights are no better
+            else:
+                return Choice(directory=there[name], weights=weights)
     raise CheckpointError(
         f"{run.directory}: has no evaluated checkpoint that is whole; run `make train` with this configuration"
     )

@@ -112,14 +112,14 @@ def _wait_for_others(run: Run, machine: Machine, stop: StopRequest, stack: ExitS
             return False
         return True
 
-    is_busy = not machine.decide(is_ours)
-    if is_busy and machine.is_first:
-        logger.info("another process is busy with %s; waiting for it", name)
-    while is_busy:
+    said = not machine.is_first
+    while not machine.decide(is_ours):
+        if not said:
+            logger.info("another process is busy with %s; waiting for it", name)
+            said = True
         time.sleep(SECONDS_BETWEEN_LOOKS)
         if machine.largest(stop.received is not None):
             raise Preempted(f"stopped while another process was busy with {name}; start again")
-        is_busy = not machine.decide(is_ours)
 
 
 def prepare(

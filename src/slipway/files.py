@@ -1,14 +1,13 @@
 """Single files: whole ones whoever is killed when, locks that say whether their owner lives, failures in words."""
 
 import fcntl
-import shutil
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 from slipway.errors import SlipwayError
-from slipway.sealed import fsync
+from slipway.sealed import free_mb, fsync
 
 
 @contextmanager
@@ -18,16 +17,8 @@ def writing(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise SlipwayError(
-            f"{path}: cannot be written ({error}); {_free_mb(path)} MB are free there"
+            f"{path}: cannot be written ({error}); {free_mb(path)} MB are free there"
         ) from error
-
-
-def _free_mb(path: Path) -> int:
-    """Where `path` lies, or is to lie."""
-    for folder in path.absolute().parents:
-        with suppress(OSError):  # it is not there yet, or not to be looked into
-            return shutil.disk_usage(folder).free // 10**6
-    return 0
 
 
 def write_whole(path: Path, text: str) -> None:

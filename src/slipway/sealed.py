@@ -89,9 +89,8 @@ def _staged(destination: Path) -> Iterator[Path]:
             _flush(staging)
             _publish(staging, destination)
     except OSError as error:
-        free = shutil.disk_usage(next(p for p in destination.absolute().parents if p.is_dir())).free
         raise SealError(
-            f"{destination}: could not be written ({error}); {free / 1e6:.0f} MB are free there. "
+            f"{destination}: could not be written ({error}); {free_mb(destination)} MB are free there. "
             "Nothing was published and what was there before is untouched"
         ) from error
 
@@ -247,6 +246,14 @@ def _publish(staging: Path, destination: Path) -> None:
         raise SealError(f"{destination}: is already there; sealed directories are never overwritten")
     staging.rename(destination)
     fsync(destination.parent)
+
+
+def free_mb(path: Path) -> int:
+    """How much room there is where `path` lies, or is to lie."""
+    for folder in path.absolute().parents:
+        with contextlib.suppress(OSError):  # it is not there yet, or not to be looked into
+            return round(shutil.disk_usage(folder).free / 1e6)
+    return 0
 
 
 def fsync(path: Path) -> None:

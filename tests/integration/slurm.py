@@ -9,7 +9,6 @@ import getpass
 import os
 import secrets
 import shutil
-import socket
 import subprocess
 import tempfile
 import time
@@ -20,6 +19,7 @@ from pathlib import Path
 import psutil
 
 from scripts import programs
+from tests.integration.ports import free_ports
 
 DEADLINE_SECONDS = 480
 NODES = ("n1", "n2")
@@ -146,15 +146,6 @@ def wait_until(condition: Callable[[], bool], what: str, explain: Callable[[], s
     while not condition():
         assert time.monotonic() < deadline, f"waited in vain for {what}\n{explain()}"
         time.sleep(0.1)
-
-
-def free_ports(count: int) -> list[int]:
-    """They differ, because all are held until the last is chosen."""
-    with ExitStack() as stack:
-        listeners = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for listener in listeners:
-            listener.bind(("127.0.0.1", 0))
-        return [int(listener.getsockname()[1]) for listener in listeners]
 
 
 def _configure(directory: Path) -> None:

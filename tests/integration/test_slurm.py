@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from tests.integration.checkout import Checkout
-from tests.integration.slurm import Cluster, free_ports, running_cluster, wait_until
+from tests.integration.ports import free_ports
+from tests.integration.slurm import Cluster, running_cluster, wait_until
 from tests.integration.training import Setup, final_state, finish, metrics, newest_step, options, run_of
 from tests.programs import require
 

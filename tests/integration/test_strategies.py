@@ -5,7 +5,6 @@ import os
 import re
 import shutil
 import signal
-import socket
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,6 +14,7 @@ import psutil
 import pytest
 
 from tests.integration.checkout import Checkout, end, outcome
+from tests.integration.ports import free_ports
 from tests.integration.training import (
     DEADLINE_SECONDS,
     Setup,
@@ -165,10 +165,8 @@ def ranks_of(
     checkout: Checkout, command: list[str], count: int = 2
 ) -> Iterator[list["subprocess.Popen[str]"]]:
     """So many ranks, and no launcher that kills one of them because another has ended."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-    world = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": f"{count}"}
+    (port,) = free_ports(1)
+    world = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": f"{port}", "WORLD_SIZE": f"{count}"}
     world |= {"LOCAL_WORLD_SIZE": f"{count}"}
     world |= {"TORCHELASTIC_RUN_ID": "none", "GROUP_RANK": "0"}
     # Coverage would want to write as well, and complain in a traceback where the limit forbids it.

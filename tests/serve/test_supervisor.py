@@ -22,7 +22,7 @@ from serve.health import Load, WrongAnswer
 from serve.protocol import DeadlineExceeded, Overloaded, ServerFailure, Unreachable
 from serve.release import KIND, Release
 from serve.server import LOOPBACK, START_ATTEMPTS, Server, ServerError, free_ports
-from serve.supervisor import FAILED_PROBES, STEADY_SECONDS, Serving, Supervisor, pause_before
+from serve.supervisor import FAILED_PROBES, STEADY_SECONDS, Candidate, Serving, Supervisor, pause_before
 from slipway import sealed
 from tests import images
 from tests.serve.tools import (
@@ -352,15 +352,19 @@ def test_an_input_that_kills_its_worker_is_an_error_for_its_sender_and_goes_to_n
     step_until(supervisor, lambda: supervisor.server.release.directory == release.directory)
 
 
+def brought_up(supervisor: Supervisor, link: Path, release: Release) -> Candidate:
+    """The candidate, when the link has just been led to a release."""
+    lead_to(link, release.directory)
+    supervisor.step()
+    assert supervisor._candidate is not None
+    return supervisor._candidate
+
+
 def test_a_release_that_is_no_longer_wanted_is_given_up(
     supervisor: Supervisor, front: Front, link: Path, release: Release, tmp_path: Path
 ) -> None:
-    other = variant(release, tmp_path / "other", lambda _: None)
     before = supervisor.server
-    lead_to(link, other.directory)
-    supervisor.step()
-    candidate = supervisor._candidate
-    assert candidate is not None
+    candidate = brought_up(supervisor, link, variant(release, tmp_path / "other", lambda _: None))
     lead_to(link, release.directory)
     supervisor.step()
     assert candidate.server.ended
@@ -378,10 +382,7 @@ def test_a_release_that_cannot_be_opened_is_refused_and_the_one_wanted_before_it
 ) -> None:
     """Whole by its seal, but of a make that nobody here reads: a fork's, say."""
     before = supervisor.server
-    lead_to(link, variant(release, tmp_path / "other", lambda _: None).directory)
-    supervisor.step()
-    candidate = supervisor._candidate
-    assert candidate is not None
+    candidate = brought_up(supervisor, link, variant(release, tmp_path / "other", lambda _: None))
     with sealed.stage(tmp_path / "odd", kind=KIND) as staging:
         (staging / "release.json").write_text('{"format": "slipway-release/2"}')
     lead_to(link, tmp_path / "odd")

@@ -11,17 +11,17 @@ from slipway.signing import SIGNATURE, SignatureError, require_signed, sign, sig
 from tests.slipway.test_bundle import make_bundle
 
 
+def pem(key: ec.EllipticCurvePrivateKey | rsa.RSAPrivateKey | ed25519.Ed25519PrivateKey) -> bytes:
+    return key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+
+
 def make_keys(directory: Path, name: str) -> tuple[Path, Path]:
     """The PEM files of a private key and of its public key."""
     key = ec.generate_private_key(ec.SECP256R1())
     private, public = directory / f"{name}.pem", directory / f"{name}.pub"
-    private.write_bytes(
-        key.private_bytes(
-            serialization.Encoding.PEM,
-            serialization.PrivateFormat.PKCS8,
-            serialization.NoEncryption(),
-        )
-    )
+    private.write_bytes(pem(key))
     public.write_bytes(
         key.public_key().public_bytes(
             serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
@@ -90,12 +90,6 @@ def test_bundle_without_a_signature_is_refused_where_a_key_is_named(tmp_path: Pa
 def test_missing_public_key_is_told(signed: tuple[Path, Path], tmp_path: Path) -> None:
     with pytest.raises(SignatureError, match=r"nobody\.pub: there is no such public key"):
         require_signed(signed[0], tmp_path / "nobody.pub")
-
-
-def pem(key: rsa.RSAPrivateKey | ed25519.Ed25519PrivateKey) -> bytes:
-    return key.private_bytes(
-        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-    )
 
 
 @pytest.mark.parametrize(
