@@ -7,6 +7,7 @@ from typing import Any
 
 import onnxruntime
 import pytest
+from playwright.sync_api import Browser, sync_playwright
 
 from deploy.gateway import certificate, keys
 from deploy.gateway.nginx import Gateway
@@ -121,3 +122,13 @@ def door(upstreams: dict[str, Upstream], start: Start) -> Iterator[Door]:
 @pytest.fixture(params=["http", "grpc"])
 def protocol(request: pytest.FixtureRequest) -> str:
     return request.param
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    """Of one module alone: a browser occupies asyncio, which other tests run."""
+    require("chromium")
+    with sync_playwright() as started:
+        running = started.chromium.launch(executable_path="/usr/bin/chromium")
+        yield running
+        running.close()

@@ -7,14 +7,13 @@ from dataclasses import dataclass, field
 
 import playwright.sync_api
 import pytest
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, Page
 
 from deploy.gateway.settings import Upstream
 from slipway import hashing
 from tests import images
 from tests.deploy.gateway.conftest import Start
 from tests.deploy.gateway.tools import Door
-from tests.programs import require
 from tests.serve.tools import Oracle, wait_until
 
 pytestmark = pytest.mark.integration
@@ -80,16 +79,6 @@ class Visit:
 
     def text(self, name: str) -> str:
         return self.page.inner_text(f"#{name}")
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    """Of this module alone: a browser occupies asyncio, which other tests run."""
-    require("chromium")
-    with sync_playwright() as started:
-        running = started.chromium.launch(executable_path="/usr/bin/chromium")
-        yield running
-        running.close()
 
 
 @contextlib.contextmanager
