@@ -7,7 +7,6 @@
 `python -m deploy COMMAND --help` explains each.
 """
 
-import signal
 from collections.abc import Callable
 
 from slipway import command
@@ -21,9 +20,7 @@ def main(arguments: list[str]) -> object:
     name, *rest = arguments
     if name not in COMMANDS:
         raise UsageError(f"command line: {name} is not a command of deploy; there are {', '.join(COMMANDS)}")
-    # As Ctrl-C does: unwind, so that no engine and no container is left behind.
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, signal.default_int_handler)
+    command.unwind_on_signals()
     return COMMANDS[name](rest)
 
 

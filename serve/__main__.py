@@ -16,7 +16,6 @@ import argparse
 import difflib
 import io
 import re
-import signal
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -70,10 +69,7 @@ def main(arguments: list[str]) -> object:
     for option in chosen.required:
         if option not in options:
             raise UsageError(f"command line: --{option} is missing; see `python -m serve {name} --help`")
-    # As Ctrl-C does: unwind, so that no server is left behind. Ctrl-C, too, because a shell that starts us in the
-    # background has it ignored.
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, signal.default_int_handler)
+    command.unwind_on_signals()
     return chosen.run(options)
 
 

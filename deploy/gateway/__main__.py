@@ -7,7 +7,6 @@
 """
 
 import argparse
-import signal
 from pathlib import Path
 
 from deploy.gateway import keys, up
@@ -33,9 +32,7 @@ def main(arguments: list[str]) -> object:
     told = "make a key for a client, and print it, once; nginx reads the file again on SIGHUP"
     _key_options(commands.add_parser("key", help=told))
     options = parser.parse_args(arguments)
-    # As Ctrl-C does: unwind, so that nothing is left behind.
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, signal.default_int_handler)
+    command.unwind_on_signals()
     return {"up": _up, "key": _key}[options.command](options)
 
 

@@ -43,4 +43,5 @@ the gateway is open:
   try it   https://{gateway.address}/ (the browser has to be told to trust the certificate)
   clients  HttpClient("https://{gateway.address}", api_key=..., certificates={certificates})
 
-A line of JSON for each request follows. Ctrl-C stops it."""
+It reads keys and certificate again after `kill -HUP {gateway.pid}`. A line of JSON for each request follows.
+Ctrl-C stops it."""

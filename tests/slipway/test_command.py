@@ -3,6 +3,9 @@
 import signal
 import subprocess
 import sys
+from pathlib import Path
+from subprocess import PIPE
+from typing import IO
 
 import pytest
 
@@ -17,14 +20,18 @@ def main(arguments):
 """
 
 
-def run(body: str, *arguments: str, speaker: str = "lambda: ''") -> subprocess.CompletedProcess[str]:
-    """Run a command whose `main(arguments)` does `body`."""
-    program = (
+def program_of(body: str, speaker: str = "lambda: ''") -> str:
+    """A command whose `main(arguments)` does `body`."""
+    return (
         PRELUDE + "".join(f"    {line}\n" for line in body.splitlines()) + f"\ncommand.run(main, {speaker})\n"
     )
-    return subprocess.run(
-        [sys.executable, "-c", program, *arguments], capture_output=True, text=True, timeout=30, check=False
-    )
+
+
+def run(
+    body: str, *arguments: str, speaker: str = "lambda: ''", stdout: int | IO[str] = PIPE
+) -> subprocess.CompletedProcess[str]:
+    program = [sys.executable, "-c", program_of(body, speaker), *arguments]
+    return subprocess.run(program, stdout=stdout, stderr=PIPE, text=True, timeout=30, check=False)
 
 
 def test_result_is_all_that_goes_to_stdout() -> None:
@@ -112,3 +119,58 @@ def test_main_gets_the_arguments_without_the_programs_name() -> None:
     assert (
         run("return arguments", "fit", "--optimizer.lr", "0.1").stdout == "['fit', '--optimizer.lr', '0.1']\n"
     )
+
+
+@pytest.mark.parametrize("body", ["return 'made'", "while True:\n    print('line')"], ids=["result", "much"])
+def test_reader_that_has_seen_enough_is_no_failure_of_ours(body: str) -> None:
+    program = [sys.executable, "-c", program_of(f"sys.stdin.read()\n{body}")]
+    with subprocess.Popen(program, stdin=PIPE, stdout=PIPE, stderr=PIPE) as process:
+        assert process.stdin
+        assert process.stdout
+        assert process.stderr
+        process.stdout.close()
+        process.stdin.close()
+        assert process.stderr.read() == b""
+    assert process.returncode == 128 + signal.SIGPIPE
+
+
+def test_full_disk_behind_stdout_is_no_traceback() -> None:
+    with Path("/dev/full").open("w") as full:
+        done = run("return 'made'", stdout=full)
+    assert (done.returncode, done.stderr) == (1, "error: No space left on device\n")
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ("Path('/' + 300 * 'x').read_bytes()", f"error: /{300 * 'x'}: File name too long\n"),
+        ("Path('/nowhere/file').read_bytes()", "error: /nowhere/file: No such file or directory\n"),
+    ],
+)
+def test_file_that_cannot_be_had_is_named(body: str, said: str) -> None:
+    done = run(body)
+    assert (done.returncode, done.stdout, done.stderr) == (1, "", said)
+
+
+def test_other_failures_of_the_system_keep_their_traceback() -> None:
+    """A broken pipe to a process of ours is not one to our reader."""
+    done = run("raise BrokenPipeError(32, 'Broken pipe')")
+    assert done.returncode == 1
+    assert "Traceback" in done.stderr
+
+
+@pytest.mark.parametrize("number", ["SIGTERM", "SIGINT", "SIGHUP"])
+def test_signal_unwinds_so_that_nothing_is_left_behind(number: str) -> None:
+    done = run(
+        f"command.unwind_on_signals()\ntry:\n    os.kill(os.getpid(), signal.{number})\n    time.sleep(20)\n"
+        "finally:\n    print('unwound')"
+    )
+    assert (done.returncode, done.stdout) == (130, "unwound\n")
+
+
+def test_what_nohup_starts_outlives_its_terminal() -> None:
+    done = run(
+        "signal.signal(signal.SIGHUP, signal.SIG_IGN)\ncommand.unwind_on_signals()\n"
+        "os.kill(os.getpid(), signal.SIGHUP)\nreturn 'alive'"
+    )
+    assert (done.returncode, done.stdout) == (0, "alive\n")
