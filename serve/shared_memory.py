@@ -4,8 +4,6 @@ Files in /dev/shm whose names begin with the server's id. Beside them lies `<id>
 for as long as one of its processes lives. Not by process id: in a container it is 1 before and after a restart.
 """
 
-import contextlib
-import fcntl
 import logging
 import shutil
 from collections.abc import Iterator
@@ -49,10 +47,7 @@ def remove(identity: str) -> None:
 
 def remove_abandoned() -> None:
     """What servers have left there whose processes were all killed, before anybody could clean up."""
-    for lock in DIRECTORY.glob(f"{PREFIX}*{LOCK}"):
-        # Its owner lives, or somebody else has just removed it, or it is another user's: leave it.
-        with contextlib.suppress(OSError), lock.open("r") as file:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            identity = lock.name.removesuffix(LOCK)
-            remove(identity)
-            logger.info("removed the shared memory of %s, which has ended", identity)
+    for lock in files.abandoned(DIRECTORY.glob(f"{PREFIX}?*{LOCK}")):
+        identity = lock.name.removesuffix(LOCK)
+        remove(identity)
+        logger.info("removed the shared memory of %s, which has ended", identity)

@@ -1,8 +1,11 @@
 """Single files: whole ones whoever is killed when, locks that say whether their owner lives, failures in words."""
 
+import contextlib
 import fcntl
+import os
+import stat
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -45,3 +48,20 @@ def owned(path: Path) -> Iterator[int]:
         fcntl.flock(file, fcntl.LOCK_EX)
         unnamed.rename(path)
         yield file.fileno()
+
+
+def abandoned(locks: Iterable[Path]) -> Iterator[Path]:
+    """Those files of `owned` whose owners have ended; each is locked for as long as the caller deals with it.
+
+    Left out is what this user has not made, and what is no file: others may put things where these lie.
+    """
+    for lock in locks:
+        with contextlib.suppress(OSError):  # its owner lives, or somebody else has just removed it
+            descriptor = os.open(lock, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+            try:
+                found = os.fstat(descriptor)
+                if stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid():
+                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    yield lock
+            finally:
+                os.close(descriptor)

@@ -37,7 +37,7 @@ def test_it_stays_while_somebody_holds_what_he_inherited(directory: Path) -> Non
 
 
 def test_what_is_not_ours_or_has_no_lock_stays(directory: Path) -> None:
-    others = {"triton_python_backend_shm_region_1", "slipway-2-region", "other.lock"}
+    others = {"triton_python_backend_shm_region_1", "slipway-2-region", "other.lock", "slipway-.lock"}
     for name in others:
         (directory / name).touch()
     shared_memory.remove_abandoned()
