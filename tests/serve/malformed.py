@@ -75,6 +75,15 @@ HTTP: dict[str, tuple[bytes, dict[str, str]]] = {
         json.dumps({"inputs": [json.loads(in_json()[0])["inputs"][0]], "outputs": [{"name": "x"}]}).encode(),
         {},
     ),
+    "an impossible number of names": (
+        json.dumps(
+            {
+                "inputs": [json.loads(in_json()[0])["inputs"][0]],
+                "outputs": [{"name": "logits", "parameters": {"classification": -1}}],
+            }
+        ).encode(),
+        {},
+    ),
     "outputs that are no list": (
         json.dumps({"inputs": [json.loads(in_json()[0])["inputs"][0]], "outputs": 1}).encode(),
         {},

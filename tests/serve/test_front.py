@@ -1,5 +1,6 @@
 """One address, whichever server is behind it."""
 
+import contextlib
 import http.client
 import json
 import socket
@@ -8,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from types import ModuleType
 
+import numpy as np
 import pytest
 import tritonclient.grpc
 import tritonclient.http
@@ -94,6 +96,25 @@ def test_a_request_over_the_limit_is_refused_before_it_is_read(front: Front) -> 
     assert response.status == 413
     assert f"more than {MAX_REQUEST_BYTES} bytes" in json.loads(response.read())["error"]
     connection.close()
+
+
+def test_compressed_requests_are_refused(front: Front) -> None:
+    """What a few bytes become behind us would be past every limit, and past the memory of the machine."""
+    zeros = images.flat(1) + bytes(10**6)
+    modules = {"http": tritonclient.http, "grpc": tritonclient.grpc}
+    encoded = {name: module.InferInput("encoded", [1, 1], "BYTES") for name, module in modules.items()}
+    for one in encoded.values():
+        one.set_data_from_numpy(np.array([[zeros]], dtype=np.object_))
+    with contextlib.closing(tritonclient.http.InferenceServerClient(front.http)) as raw:
+        for algorithm in ("gzip", "deflate"):
+            with pytest.raises(InferenceServerException, match="COMPRESSED: ") as refused:
+                raw.infer("classify", [encoded["http"]], request_compression_algorithm=algorithm)
+            assert refused.value.status() == "415"
+        raw.infer("classify", [encoded["http"]], headers={"Content-Encoding": "identity"})
+    with contextlib.closing(tritonclient.grpc.InferenceServerClient(front.grpc)) as raw:
+        with pytest.raises(InferenceServerException, match="COMPRESSED: ") as refused:
+            raw.infer("classify", [encoded["grpc"]], compression_algorithm="gzip")
+        assert refused.value.status() == "StatusCode.INVALID_ARGUMENT"
 
 
 def test_a_half_sent_request_disturbs_nobody(front: Front) -> None:
