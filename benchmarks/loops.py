@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from queue import SimpleQueue
+from threading import Barrier, BrokenBarrierError
 from typing import Any
 
 import numpy as np
@@ -50,17 +51,33 @@ def closed_loop(connect: Connect, release: Release, clients: int, seconds: float
 
 
 def open_loop(connect: Connect, release: Release, rate: float, seconds: float) -> Tail:
-    """`rate` requests a second for so many seconds, evenly spread, whether those before were answered or not."""
-    start = time.perf_counter() + 1  # until then, all have connected
+    """`rate` requests a second for so many seconds, evenly spread, whether those before were answered or not.
+
+    None of them has to connect: each client has been answered once before.
+    """
     due: SimpleQueue[float | None] = SimpleQueue()
-    for number in range(max(2, int(rate * seconds))):
-        due.put(start + number / rate)
-    for _ in range(CONNECTIONS):
-        due.put(None)
+
+    def begin() -> None:
+        start = time.perf_counter()
+        for number in range(max(2, int(rate * seconds))):
+            due.put(start + number / rate)
+        for _ in range(CONNECTIONS):
+            due.put(None)
+
+    connected = Barrier(CONNECTIONS, begin)
 
     def client(number: int) -> list[float]:
         latencies: list[float] = []
         with connect() as ask:
+            try:
+                ask_about(ask, release, number)
+            except BaseException:
+                connected.abort()  # or the others would wait for us
+                raise
+            try:
+                connected.wait()
+            except BrokenBarrierError:
+                return latencies  # one of the others has ended the benchmark, and says why
             while (moment := due.get()) is not None:
                 time.sleep(max(0.0, moment - time.perf_counter()))
                 ask_about(ask, release, number + len(latencies))

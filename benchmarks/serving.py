@@ -43,6 +43,7 @@ from serve.release import Release, open_release
 from serve.repository import publish
 from serve.server import free_ports, serving
 from slipway.cpus import available_cpus
+from slipway.errors import SlipwayError
 
 # Closed loops of so many clients; from CLIENTS_FOR_TARGETS on there are targets.
 CLIENTS_OF_LOOPS, CLIENTS_FOR_TARGETS = (1, 4, 16), 4
@@ -249,4 +250,8 @@ def work_in_a_loop(seconds: float) -> float:
 _work: Work
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    try:
+        sys.exit(main(sys.argv[1:]))
+    except SlipwayError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)

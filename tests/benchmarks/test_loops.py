@@ -117,7 +117,7 @@ def test_latency_counts_from_when_a_request_was_due_not_from_when_it_was_sent(
     """Two requests a second are due and one is answered: each waits half a second longer than the one before."""
     tail = loops.open_loop(server.connect, release, rate=2, seconds=2)
     latencies = [1000, 1500, 2000, 2500]
-    assert len(server.asked) == len(latencies)
+    assert len(server.asked) == 1 + len(latencies)  # the first connects
     assert (tail.rate, tail.p50, tail.p99) == (2, *np.percentile(latencies, [50, 99]))
 
 
@@ -126,3 +126,13 @@ def test_wrong_answer_ends_the_benchmark(server: Server, release: Release) -> No
     with pytest.raises(SystemExit, match=r"was answered wrongly: probabilities differ by 0\.5"):
         loops.closed_loop(server.connect, release, clients=1, seconds=5)
     assert len(server.asked) == 1
+
+
+def test_wrong_answer_ends_the_open_loop_for_all_of_its_clients(
+    server: Server, release: Release, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those that are connected wait for the others."""
+    monkeypatch.setattr(loops, "CONNECTIONS", 3)
+    server.wrong = True
+    with pytest.raises(SystemExit, match="was answered wrongly"):
+        loops.open_loop(server.connect, release, rate=2, seconds=2)
