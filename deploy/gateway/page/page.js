@@ -10,9 +10,10 @@ let image = null;
 let asking = null;
 
 class Refusal extends Error {
-  constructor(code, sentence, id) {
+  constructor(code, sentence, id, status) {
     super(sentence);
     this.code = code;
+    this.status = status;
     this.id = id;
   }
 }
@@ -82,7 +83,8 @@ function refusalOf(response, buffer) {
   }
   const coded = CODED.exec(sentence);
   return new Refusal(
-    coded ? coded[1] : `HTTP ${response.status}`, coded ? coded[2] : sentence, response.headers.get("X-Request-ID"));
+    coded ? coded[1] : `HTTP ${response.status}`, coded ? coded[2] : sentence, response.headers.get("X-Request-ID"),
+    response.status);
 }
 
 async function sha256(buffer) {
@@ -130,14 +132,28 @@ async function askBoth(signal) {
   ], signal);
   signal.throwIfAborted();
   showAnswer(answer);
-  const seen = await infer("preprocess", bytes, [
-    { name: "image", parameters: { binary_data: true } },
-    { name: "release" },
-  ], signal);
-  const digest = await sha256(seen.tensors.image.values);
-  signal.throwIfAborted();
-  showSeen(seen.tensors, digest, answer.tensors.release.values[0]);
+  const seen = await inferPixels(bytes, signal);
+  if (seen) {
+    const digest = await sha256(seen.tensors.image.values);
+    signal.throwIfAborted();
+    showSeen(seen.tensors, digest, answer.tensors.release.values[0]);
+  }
   setState("answered");
+}
+
+// Null for a fused release, which is one model and gives nobody its pixels.
+async function inferPixels(bytes, signal) {
+  try {
+    return await infer("preprocess", bytes, [
+      { name: "image", parameters: { binary_data: true } },
+      { name: "release" },
+    ], signal);
+  } catch (error) {
+    if (error instanceof Refusal && error.status === 404) {
+      return null;
+    }
+    throw error;
+  }
 }
 
 function problemOf(error, signal) {

@@ -4,17 +4,22 @@ import base64
 import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import playwright.sync_api
 import pytest
 from playwright.sync_api import Browser, Page
 
 from deploy.gateway.settings import Upstream
+from serve import repository
+from serve.release import open_release
+from serve.server import serving
 from slipway import hashing
+from slipway.bundle import Bundle
 from tests import images
 from tests.deploy.gateway.conftest import Start
 from tests.deploy.gateway.tools import Door
-from tests.serve.tools import Oracle, wait_until
+from tests.serve.tools import CPUS, Oracle, wait_until
 
 pytestmark = pytest.mark.integration
 
@@ -193,6 +198,26 @@ def test_pixels_of_another_release_are_said_to_be(
                 break
         releases = {visited.text("release"), visited.text("seen-note").split()[-1].rstrip(".")}
         assert {release.split("/")[0] for release in releases} == {"stable", "canary"}
+
+
+def test_a_fused_release_is_answered_without_its_pixels(
+    browser: Browser, start: Start, bundles: dict[str, Bundle], tmp_path: Path
+) -> None:
+    """It is one model, and gives nobody what it hands on inside."""
+    release = open_release(
+        repository.publish(bundles["stable"].directory, tmp_path, "embedded", CPUS, fused=True)
+    )
+    with (
+        serving(release) as server,
+        start(stable=Upstream(http=server.http, grpc=server.grpc)) as door,
+        visit(browser, door) as visited,
+    ):
+        visited.page.fill("#key", door.key)
+        visited.show(images.flat(7))
+        visited.reaches("answered")
+        assert visited.text("label") == "7"
+        assert visited.page.is_hidden("#seen")
+        assert visited.page.is_hidden("#problem")
 
 
 @pytest.mark.parametrize("width", [320, 768, 1280])
