@@ -32,6 +32,7 @@ from deploy.kubernetes.validate import (
     render,
 )
 from serve import model_config, remote, repository
+from serve.__main__ import CURRENT
 from serve.release import open_release
 from serve.server import DRAIN_SECONDS
 from slipway import compatibility
@@ -380,8 +381,12 @@ def test_commands_in_manifests_say_where_and_put_no_secret_on_a_command_line() -
 
 def test_kserve_serves_only_a_verified_release_with_the_flags_of_the_image() -> None:
     _, container = server("overlays/kserve")
-    script = container["args"][-1]
-    assert re.match(r"ln -sfn /mnt/models (\S+) && python3 -m serve verify \1 && exec tritonserver ", script)
+    assert container["args"][:2] == ["sh", "-c"]
+    (command,) = re.findall(
+        r'(?m)^CMD \["(.*"serve".*)"\]$', (ROOT / "Dockerfile").read_text(encoding="utf-8")
+    )
+    command = command.replace('", "', " ")
+    assert container["args"][2] == f"ln -sfn /mnt/models {CURRENT.relative_to(ROOT)} && exec {command}"
 
 
 @pytest.mark.parametrize("name", SERVING)
