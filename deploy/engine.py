@@ -11,7 +11,6 @@ container reaches others on a network that was made for it, and is reached on pu
 """
 
 import contextlib
-import fcntl
 import os
 import re
 import shutil
@@ -64,13 +63,18 @@ def running() -> Iterator[str]:
 def existing() -> str | None:
     """The address of an engine that runs already, if there is one.
 
-    Raises NoEngine if DOCKER_HOST names one that does not answer.
+    Raises NoEngine if DOCKER_HOST names one that does not answer, or the usual one is for others only.
     """
     if host := os.environ.get("DOCKER_HOST"):
         if (problem := _silence_of(host)) is not None:
             raise NoEngine(f"DOCKER_HOST is {host}, and no container engine answers there: {problem}")
         return host
     usual = f"unix://{USUAL_SOCKET}"
+    if USUAL_SOCKET.exists() and not os.access(USUAL_SOCKET, os.W_OK):
+        raise NoEngine(
+            f"{USUAL_SOCKET}: you may not use the container engine that runs here; become a member of the group with "
+            f"the id {USUAL_SOCKET.stat().st_gid}"
+        )
     return usual if USUAL_SOCKET.exists() and _silence_of(usual) is None else None
 
 
@@ -111,10 +115,8 @@ def _owned(folder: Path) -> Iterator[None]:
 
 def remove_abandoned() -> None:
     """Remove what engines have left on the disk whose callers were killed; the kernel has ended the engines."""
-    for lock in Path("/tmp").glob(f"{PREFIX}*/{LOCK}"):
-        # Its owner lives, or somebody else has just removed it.
-        with contextlib.suppress(OSError), lock.open("r") as file:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    for lock in files.abandoned(Path("/tmp").glob(f"{PREFIX}*/{LOCK}")):
+        with contextlib.suppress(OSError):  # in use after all
             _remove(lock.parent)
 
 

@@ -87,6 +87,9 @@ def require_secrets(files: Mapping[str, Path]) -> None:
     """Make Grafana's password if there is none. Raises SlipwayError, naming every other secret that is missing."""
     missing = []
     for name, path in files.items():
+        if path.is_dir():  # Docker makes one where it finds nothing
+            missing.append(f"  {relative_to_project(path)}: is a folder; remove it")
+            continue
         if path.is_file() and path.stat().st_size > 0:
             continue
         if name == GRAFANA_PASSWORD:
@@ -107,6 +110,7 @@ def make_password(path: Path) -> None:
     uid, gid = map(int, user().split(":"))
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
+        path.chmod(0o600)  # it may be an older, empty one
         try:
             os.fchown(file.fileno(), uid, gid)
         except PermissionError:
@@ -124,8 +128,10 @@ def user() -> str:
 def compose(profile: str, *arguments: str, capture: bool = False) -> str:
     """Run Compose, which says itself what it does; returns its output if that is to be captured.
 
-    Raises SlipwayError if it fails.
+    Raises SlipwayError if it fails, or is not there.
     """
+    if not PROGRAM.exists():
+        raise SlipwayError(f"{relative_to_project(PROGRAM)} is missing; `make stack` installs it")
     done = subprocess.run(
         [PROGRAM, "--profile", profile, *arguments],
         cwd=COMPOSE.parent,

@@ -28,6 +28,7 @@ KEPT = frozenset({"scripts/fork.py", "tests/scripts/test_fork.py", "docs/forking
 MARK = "compatibility.toml"
 # Formats of files, such as slipway-sealed/1, are called the same in every fork: they are hashed, and handed on.
 NO_FORMAT = r"(?!-[a-z-]+/\d)"
+LOCKED = re.compile(r"(?m)^([a-z0-9_.-]+)==")
 IMPORTED = re.compile(r"(?m)^\s*(?:from|import) (\w+)")
 
 
@@ -82,8 +83,10 @@ def require_usable(root: Path, name: str) -> None:
         raise ForkError(f"this fork is called {now} already")
     sources = [root / path for path in tracked(root) if path.endswith(".py")]
     imported = {word for file in sources for word in IMPORTED.findall(file.read_text(encoding="utf-8"))}
-    if name in imported | sys.stdlib_module_names or (root / name).exists():
-        raise UsageError(f"{name} is imported here already, as something else")
+    locks = (root / "requirements").glob("*.lock")
+    installed = {package for lock in locks for package in LOCKED.findall(lock.read_text(encoding="utf-8"))}
+    if name in imported | installed | sys.stdlib_module_names or (root / name).exists():
+        raise UsageError(f"{name} is imported or installed here already, as something else")
 
 
 def name_of(root: Path) -> str:
@@ -100,6 +103,8 @@ def rename(root: Path, name: str) -> None:
         target.parent.mkdir(parents=True, exist_ok=True)
         file.rename(target)
         _remove_empty(file.parent)
+        if target.is_symlink():
+            continue  # what it leads to is renamed for itself, or is not ours
         try:
             text = target.read_bytes().decode()
         except UnicodeDecodeError:

@@ -79,8 +79,10 @@ def main(arguments: list[str]) -> int:
 def tracked(root: Path) -> list[str]:
     """Every file that git tracks or would track, as paths relative to `root`."""
     command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
-    listed = subprocess.run(command, cwd=root, stdout=subprocess.PIPE, text=True, check=True).stdout
-    return sorted(name for name in set(listed.split("\0")) if name and (root / name).is_file())
+    done = subprocess.run(command, cwd=root, stdout=subprocess.PIPE, text=True, check=False)
+    if done.returncode:
+        sys.exit(f"error: {root}: git has to say which files there are, and cannot; see above")
+    return sorted(name for name in set(done.stdout.split("\0")) if name and (root / name).is_file())
 
 
 def run(root: Path, files: list[str], check: Check) -> Result:

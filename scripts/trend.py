@@ -58,6 +58,9 @@ $sections
 </html>
 """)
 
+# Of a result, beside the names of its benchmark and its ratio.
+FIELDS = ("at", "commit", "value", "better", "target")
+
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
@@ -131,7 +134,8 @@ def read(results: Path) -> list[Trend]:
     for number, line in enumerate(lines, start=1):
         try:
             result = json.loads(line)
-            found[result["benchmark"], result["name"]].append(result)
+            datetime.fromisoformat(result["at"])
+            found[result["benchmark"], result["name"]].append({field: result[field] for field in FIELDS})
         except (ValueError, KeyError, TypeError) as error:
             raise TrendError(f"{results}:{number}: is no result of a benchmark; remove the line") from error
     if not found:

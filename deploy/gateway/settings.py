@@ -14,7 +14,7 @@ from slipway.errors import UsageError
 HERE = Path(__file__).parent
 TEMPLATE = HERE / "nginx.conf.template"
 
-_ADDRESS = re.compile(r"[\w.-]+:\d{1,5}")
+_ADDRESS = re.compile(r"[\w.-]+:(?P<port>[0-9]{1,5})")
 # What would end a quoted string of nginx's configuration, or mean something in it.
 _UNQUOTABLE = re.compile(r'["$\\\n]')
 
@@ -66,7 +66,7 @@ class Settings:
             if (value := getattr(self, name)) < 1:
                 raise UsageError(f"gateway: {name} is {value}; must be at least 1")
         for address in self._addresses().values():
-            if not _ADDRESS.fullmatch(address):
+            if not (parts := _ADDRESS.fullmatch(address)) or not 1 <= int(parts["port"]) <= 65535:
                 raise UsageError(f"gateway: {address} is no address; expected host:port")
 
     def render(self, files: Path, scratch: Path) -> str:

@@ -92,6 +92,16 @@ class Watched:
         with urllib.request.urlopen(f"http://{self.urls[whom]}{path}?{query}", timeout=30) as answer:
             return json.load(answer)
 
+    def tell_of(self, alert: str) -> None:
+        """As Prometheus would tell Alertmanager."""
+        alerts = [{"labels": {"alertname": alert, "service": "slipway", "severity": "critical"}}]
+        request = urllib.request.Request(
+            f"http://{self.urls['alertmanager']}/api/v2/alerts",
+            json.dumps(alerts).encode(),
+            {"Content-Type": "application/json"},
+        )
+        urllib.request.urlopen(request, timeout=30).close()
+
 
 @pytest.fixture(scope="module")
 def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
@@ -264,6 +274,9 @@ def test_a_server_that_is_sick_is_told_to_whom_is_on_call(watched: Watched) -> N
     wait_until(lambda: "docs/runbooks/TritonDown.md" in told())
     message = next(one for one in watched.inbox.messages if "TritonDown" in json.dumps(one))
     assert message["channel"] == "#on-call"
-    # Where nobody serves, it need not be said as well that golden images are not answered.
+    # Where nobody serves, it need not be said as well that golden images are not answered. That `watch` does not answer
+    # either says nothing about Triton.
+    watched.tell_of("ServiceDown")
     wait_until(lambda: "GoldenProbeFailing" in suppressed())
+    assert "TritonDown" not in suppressed()
     assert "Watchdog" not in told()

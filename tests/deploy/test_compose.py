@@ -14,6 +14,7 @@ import pytest
 
 from deploy import stack
 from slipway import compatibility
+from slipway.contract import Preprocessing
 from slipway.errors import SlipwayError
 from slipway.paths import PROJECT_ROOT
 from tests.deploy.monitoring import PROMETHEUS
@@ -98,7 +99,9 @@ def test_triton_is_reached_from_inside_only_and_has_shared_memory(composed: dict
     triton = next(service for name, service in composed["services"].items() if name.startswith("triton"))
     assert list(triton["networks"]) == ["inside"]
     assert composed["networks"]["inside"]["internal"]
-    assert int(triton["shm_size"]) >= 2**31
+    # As in Kubernetes (test_kubernetes.py), for a release that was published for 2 CPUs, as docs/compose.md has it.
+    batch, rules = 32, Preprocessing(image_size=224, resize_size=256)
+    assert int(triton["shm_size"]) >= 2 * batch * (rules.max_bytes + 2 * 3 * rules.image_size**2)
     assert int(triton["mem_limit"]) > int(triton["shm_size"])
     on_gpu = "triton-gpu" in composed["services"]
     assert bool(triton.get("deploy", {}).get("resources")) == on_gpu
@@ -202,6 +205,28 @@ def test_secrets_that_are_missing_are_named_and_what_brings_them(tmp_path: Path)
         SlipwayError, match=r"missing:\n .*slack_api_url: put the address .*\n .*keys: `python"
     ):
         stack.require_secrets(secrets_in(tmp_path))
+
+
+def test_a_secret_that_is_a_folder_is_named(tmp_path: Path) -> None:
+    """Docker makes one where it finds nothing to mount."""
+    files = secrets_in(tmp_path, "slack_api_url", "gateway_keys")
+    files[stack.GRAFANA_PASSWORD].mkdir()
+    with pytest.raises(SlipwayError, match=rf"{stack.GRAFANA_PASSWORD}: is a folder; remove it"):
+        stack.require_secrets(files)
+
+
+def test_an_empty_password_is_made_again_for_its_owner_alone(tmp_path: Path) -> None:
+    files = secrets_in(tmp_path, "slack_api_url", "gateway_keys")
+    password = files[stack.GRAFANA_PASSWORD]
+    password.touch(mode=0o644)
+    stack.require_secrets(files)
+    assert password.stat().st_mode & 0o777 == 0o600
+
+
+def test_compose_that_is_not_installed_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stack, "PROGRAM", tmp_path / "docker-compose")
+    with pytest.raises(SlipwayError, match="docker-compose is missing; `make stack` installs it"):
+        stack.compose("cpu", "config")
 
 
 def test_a_password_is_made_once_and_is_for_its_owner(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 import fcntl
 import io
 import os
+import socket
 import subprocess
 import sys
 import tarfile
@@ -150,6 +151,25 @@ def test_engine_that_was_asked_for_and_is_not_there_is_not_replaced(
         engine.running(),
     ):
         pass
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
+def test_who_may_not_use_the_engine_that_runs_is_told_its_group(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usual = tmp_path / "docker.sock"
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(str(usual))
+        listening.listen()
+        usual.chmod(0o660)
+        os.chown(usual, 0, 4321)
+        monkeypatch.delenv("DOCKER_HOST", raising=False)
+        monkeypatch.setattr(engine, "USUAL_SOCKET", usual)
+        monkeypatch.setattr(
+            os, "access", lambda *_: False
+        )  # as it is for others: to become one is to stay one
+        with pytest.raises(NoEngine, match=r"docker.sock: you may not use .* the group with the id 4321"):
+            engine.existing()
 
 
 def test_missing_program_is_named(only_private: None, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -68,6 +68,20 @@ def test_everything_is_called_by_the_new_name_but_formats_and_images(renamed: Pa
     assert not (renamed / "tests" / "slipway").exists()
 
 
+def test_links_are_passed_over(upstream: Path, tmp_path: Path) -> None:
+    """What a link leads to is renamed for itself, or lies outside and is somebody else's."""
+    outside = tmp_path / "outside.md"
+    outside.write_text("slipway\n")
+    for name, target in {"src/slipway/outside.md": str(outside), "folder": "src"}.items():
+        (upstream / name).symlink_to(target)
+    commit(upstream, {"zoo.md": "slipway\n"})
+    fork.rename(upstream, "harbour")
+    assert outside.read_text() == "slipway\n"
+    assert (upstream / "src" / "harbour" / "outside.md").readlink() == outside
+    assert (upstream / "folder").readlink() == Path("src")
+    assert (upstream / "zoo.md").read_text() == "harbour\n"
+
+
 def test_every_spelling_is_renamed() -> None:
     assert fork.renamed(FILES["README.md"], "harbour") == (
         "# Harbour\n\nHARBOUR_USER is for harbour_errors_total of harbour-serve.\n"
@@ -156,12 +170,14 @@ def test_exit_codes(
         ("Acme", "cannot be imported everywhere"),
         ("a-b", "cannot be imported everywhere"),
         ("class", "cannot be imported everywhere"),
-        ("json", "json is imported here already"),
-        ("serve", "serve is imported here already"),
-        ("zoo", "zoo is imported here already"),
+        ("json", "json is imported or installed here already"),
+        ("serve", "serve is imported or installed here already"),
+        ("zoo", "zoo is imported or installed here already"),
+        ("triton", "triton is imported or installed here already"),
     ],
 )
 def test_name_that_would_not_do_is_refused(upstream: Path, name: str, words: str) -> None:
+    commit(upstream, {"requirements/train.lock": "triton==3.6.0 \\\n    --hash=sha256:0\n"})
     with pytest.raises(UsageError, match=words):
         fork.require_usable(upstream, name)
 

@@ -238,6 +238,13 @@ def test_what_was_found_is_shown_with_what_to_do(
     assert printed.err == "error: shellcheck found something; it is shown above\n"
 
 
+def test_copy_without_git_is_told_that_git_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path))
+    (tmp_path / "copy").mkdir()
+    with pytest.raises(SystemExit, match="copy: git has to say which files there are"):
+        lint.tracked(tmp_path / "copy")
+
+
 def test_check_that_does_not_exist_is_wrong_usage(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stopped:
         lint.main(["spellcheck"])

@@ -85,6 +85,7 @@ def test_order_is_that_of_time_also_where_two_histories_were_joined(tmp_path: Pa
         ),
         ("", "holds no result yet"),
         ('{"benchmark": "a"}\n', ":1: is no result of a benchmark; remove the line"),
+        ('{"benchmark": "a", "name": "b", "value": 1.0}\n', ":1: is no result of a benchmark"),
         ("half a li", ":1: is no result of a benchmark"),
     ],
 )

@@ -49,6 +49,8 @@ def test_without_canary_and_shadow_every_upstream_is_the_stable_one() -> None:
         ({"canary_percent": float("nan"), "canary": SETTINGS.stable}, "canary_percent is nan"),
         ({"burst": 0}, "burst is 0; must be at least 1"),
         ({"listen": "8443"}, "8443 is no address; expected host:port"),
+        ({"listen": "127.0.0.1:65536"}, "127.0.0.1:65536 is no address"),
+        ({"listen": "127.0.0.1:0"}, "127.0.0.1:0 is no address"),
         ({"stable": Upstream(http="triton:8000;", grpc="triton:8001")}, "triton:8000; is no address"),
     ],
 )
