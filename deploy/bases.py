@@ -4,7 +4,7 @@ import argparse
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Final, Literal
 
 import docker
 
@@ -12,8 +12,8 @@ from deploy import stand_in, stand_in_nginx
 from slipway import compatibility
 from slipway.errors import SlipwayError
 
-STAND_IN = "stand-in"
-ORIGINAL = "original"
+STAND_IN: Final = "stand-in"
+ORIGINAL: Final = "original"
 Choice = Literal["auto", "original", "stand-in"]
 
 logger = logging.getLogger(__name__)

@@ -6,7 +6,7 @@ judged once more, by its accuracy: `accuracy.py`.
 """
 
 import copy
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from slipway.artefact import Artefact, ArtefactError
 from slipway.contract import LOGITS, PROBABILITIES
 from slipway.errors import SlipwayError
 from train.model import ImageClassifier, inference
-from train.runtime import Answers, Runtime, RuntimeFailure, running
+from train.runtime import Runtime, RuntimeFailure, running
 
 GOLDEN = "golden"
 REFERENCE = "float64"
@@ -234,7 +234,7 @@ def eager_logits(classifier: ImageClassifier, pixels: Pixels) -> Logits:
         return classifier(torch.from_numpy(pixels)).numpy()
 
 
-def logits_of(answers: Answers) -> Logits:
+def logits_of(answers: Mapping[str, npt.NDArray[Any]]) -> Logits:
     """Raises ParityError where the answers are not float32 logits and the softmax of them, by these names."""
     described = {name: str(array.dtype) for name, array in answers.items()}
     if described != {LOGITS: "float32", PROBABILITIES: "float32"}:
