@@ -86,14 +86,14 @@ def nearest_colour_model(signature: Signature, colours: npt.NDArray[np.float32] 
     """uint8 [batch, 3, S, S] -> scale and shift -> mean colour -> distance to each class's colour."""
     scale = 1 / (255 * np.array(STD, np.float32))
     shift = -np.array(MEAN, np.float32) / np.array(STD, np.float32)
-    colours = colours * scale + shift
+    normalised = colours * scale + shift
     # |x - c|^2 = |x|^2 - 2 x.c + |c|^2; the first term is the same for every class.
     constants = {
         "scale": scale.reshape(1, 3, 1, 1),
         "shift": shift.reshape(1, 3, 1, 1),
         "axes": np.array([2, 3], np.int64),
-        "weight": 2 * colours.T,
-        "bias": -np.square(colours).sum(axis=1),
+        "weight": 2 * normalised.T,
+        "bias": -np.square(normalised).sum(axis=1),
     }
     nodes = [
         helper.make_node("Cast", [INPUT], ["float"], to=TensorProto.FLOAT),
@@ -138,7 +138,7 @@ def write_golden(staging: Path, signature: Signature, model: onnx.ModelProto) ->
 
 
 def write_openvino(staging: Path, signature: Signature) -> None:
-    model = nearest_colour_model(signature, np.round(EXACT / 16) * 16)
+    model = nearest_colour_model(signature, (np.round(EXACT / 16) * 16).astype(np.float32))
     converted = Core().read_model(model.SerializeToString())
     save_model(converted, staging / OPENVINO.file, compress_to_fp16=False)
     answer = Core().compile_model(converted, "CPU", dict(OPENVINO.settings))

@@ -6,6 +6,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -33,7 +34,7 @@ def listening(program: str, options: Callable[[str], list[str]], ready: str, log
                 tether.command(Path(path), *options(address)), stdout=output, stderr=subprocess.STDOUT
             )
         try:
-            wait_until(lambda process=process, address=address: ended_or_answers(process, address, ready))
+            wait_until(partial(ended_or_answers, process, address, ready))
             if process.poll() is None:
                 yield address
                 return

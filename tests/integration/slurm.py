@@ -130,7 +130,8 @@ def running_cluster() -> Iterator[Cluster]:
     directory = Path(tempfile.mkdtemp(prefix="slurm-"))
     with ExitStack() as stack:
         stack.callback(shutil.rmtree, directory)
-        cluster, daemons = Cluster(directory), []
+        cluster = Cluster(directory)
+        daemons: list[subprocess.Popen[bytes]] = []
         stack.callback(_end_all, directory, daemons)
         _configure(directory)
         daemons.append(_start(cluster, directory, "munged", *_munge_options(directory)))

@@ -49,8 +49,12 @@ def named(page: Path, pattern: str) -> set[str]:
     return {match for piece in code(page) for match in re.findall(pattern, piece)}
 
 
+def named_pairs(page: Path, pattern: str) -> set[tuple[str, str]]:
+    return {(match[1], match[2]) for piece in code(page) for match in re.finditer(pattern, piece)}
+
+
 @pytest.fixture(params=PAGES, ids=lambda page: page.name)
-def page(request: pytest.FixtureRequest) -> Any:
+def page(request: pytest.FixtureRequest) -> Path:
     return request.param
 
 
@@ -64,9 +68,9 @@ def test_commands_exist(page: Path) -> None:
         "train": {*train_command.COMMANDS, "bundle"},
         "serve": set(re.findall(r'(?m)^    "(\w+)": ', serve[serve.index("COMMANDS") :])),
     }
-    found = named(page, r"-m (train|serve) ([a-z]\w*)")
+    found = named_pairs(page, r"-m (train|serve) ([a-z]\w*)")
     assert [(side, command) for side, command in found if command not in commands[side]] == []
-    actions = named(page, r"-m train (data|bundle) ([a-z]\w*)")
+    actions = named_pairs(page, r"-m train (data|bundle) ([a-z]\w*)")
     assert [(command, action) for command, action in actions if action not in SUBCOMMANDS[command]] == []
 
 

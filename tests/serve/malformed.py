@@ -16,7 +16,7 @@ TOO_LONG_A_STRING = (2**20).to_bytes(4, "little") + IMAGE
 
 def over_http(tensor: bytes = STRING, head: str = "", **changes: Any) -> tuple[bytes, dict[str, str]]:
     """Body and headers of a request about an image, with `changes` to what it says of its input."""
-    said = {"name": "encoded", "datatype": "BYTES", "shape": [1, 1]}
+    said: dict[str, object] = {"name": "encoded", "datatype": "BYTES", "shape": [1, 1]}
     said |= {"parameters": {"binary_data_size": len(tensor)}, **changes}
     text = json.dumps({"inputs": [said]}).encode()
     return text + tensor, {LENGTH: head or str(len(text))}

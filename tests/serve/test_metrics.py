@@ -6,6 +6,7 @@ import urllib.request
 from collections.abc import Callable, Iterator
 
 import grpc
+import numpy as np
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -73,7 +74,7 @@ def growth(url: str, name: str, **labels: str) -> Callable[[], float]:
 def test_models_count_what_they_are_sent_but_no_probes(front: Front, server: Server) -> None:
     """First of all tests here: what the others send would count, too."""
     url = f"{front.metrics}/metrics"
-    white = images.encode(images.noise(1) // 255 + 254)
+    white = images.encode((images.noise(1) // 255 + 254).astype(np.uint8))
     # What Triton warms up with is an image like any other: one and a full batch, for each instance.
     warm_ups = (1 + server.release.signature.max_batch) * model_config.instances(server.release.models)
     with CLIENTS["http"](front.http) as client:
@@ -164,14 +165,17 @@ def code_of(front: Front, message: bytes) -> grpc.StatusCode:
     return refused.value.code()
 
 
+def fail_once(front: Front, protocol: str) -> None:
+    name = "slipway_request_duration_seconds_count"
+    grown = growth(f"{front.metrics}/metrics/service", name, protocol=protocol, outcome="failed")
+    with CLIENTS[protocol](getattr(front, protocol)) as client, pytest.raises(ServerFailure):
+        client.classify([FAILS])
+    wait_until(lambda: grown() == 1)
+
+
 def test_what_the_server_could_not_do_is_its_failure(front: Front) -> None:
     """Counted by the model as INTERNAL, and by the front as failed, over both protocols."""
-    service = f"{front.metrics}/metrics/service"
     for protocol in CLIENTS:
-        name = "slipway_request_duration_seconds_count"
-        grown = growth(service, name, protocol=protocol, outcome="failed")
-        with CLIENTS[protocol](getattr(front, protocol)) as client, pytest.raises(ServerFailure):
-            client.classify([FAILS])
-        wait_until(lambda grown=grown: grown() == 1)
+        fail_once(front, protocol)
     url = f"{front.metrics}/metrics"
     wait_until(lambda: value(url, "slipway_errors_total", model="preprocess", code="INTERNAL") == 2)

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -69,20 +70,19 @@ def test_whatever_waits_is_served_in_the_order_of_priorities(
         ):
             client.classify([name.encode()])
 
-    def waiting() -> int:
-        return health.load(server.metrics, START_SECONDS).waiting
+    def waits(count: int) -> bool:
+        return health.load(server.metrics, START_SECONDS).waiting == count
 
     before = len(begun())
+    later: list[Priority] = ["bulk", "bulk", "interactive", "probe", "interactive"]
     with ThreadPoolExecutor(6) as pool:  # all ask at once
         asked: list[Future[None]] = []
         try:
             asked.append(pool.submit(ask, str(gate), "bulk"))
             wait_until(lambda: begun()[before:] == [gate.name])
-            for count, priority in enumerate(
-                ("bulk", "bulk", "interactive", "probe", "interactive"), start=1
-            ):
+            for count, priority in enumerate(later, start=1):
                 asked.append(pool.submit(ask, f"{priority}-{protocol}", priority))
-                wait_until(lambda count=count: waiting() == count)  # type: ignore[misc]
+                wait_until(partial(waits, count))
         finally:
             gate.touch()
         for one in asked:

@@ -1,7 +1,7 @@
 """What is served changes in one step, only to what was seen to work, and back at once."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -130,7 +130,11 @@ def test_a_damaged_release_is_neither_promoted_nor_rolled_back_to(
     labels = first / "models" / "classify" / "labels.txt"
     labels.chmod(0o644)
     labels.write_text("damaged\n")
-    for attempt in (lambda: releases.promote(first), lambda: releases.rollback(tmp_path)):
+    attempts: list[Callable[[], object]] = [
+        lambda: releases.promote(first),
+        lambda: releases.rollback(tmp_path),
+    ]
+    for attempt in attempts:
         with pytest.raises(SealError, match=r"labels\.txt: differs from the manifest"):
             attempt()
         assert (tmp_path / "current").resolve() == second

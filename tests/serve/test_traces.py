@@ -3,6 +3,7 @@
 import json
 import threading
 from collections.abc import Iterator
+from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -70,6 +71,9 @@ def collector() -> Iterator[Collector]:
 def test_a_client_s_trace_reaches_every_model_over_both_protocols(
     release: Release, collector: Collector
 ) -> None:
+    def reached_every_model(trace: str) -> bool:
+        return {ENSEMBLE, PREPROCESS, CLASSIFIER} <= collector.names(trace)
+
     traces = f"http://{LOOPBACK}:{collector.server_port}/v1/traces"
     server = servers.start(release, free_ports(), traces=traces)
     try:
@@ -85,7 +89,7 @@ def test_a_client_s_trace_reaches_every_model_over_both_protocols(
                     parent = {"traceparent": f"00-{trace}-{SPAN}-01"}
                     client.infer(ENSEMBLE, inputs, outputs=outputs, headers=parent)
             for trace in (BY_HTTP, BY_GRPC):
-                wait_until(lambda trace=trace: {ENSEMBLE, PREPROCESS, CLASSIFIER} <= collector.names(trace))
+                wait_until(partial(reached_every_model, trace))
                 assert SPAN in collector.parents(trace)
     finally:
         server.stop()

@@ -71,7 +71,7 @@ def variant(release: Release, directory: Path, edit: Callable[[Path], None]) -> 
     return open_release(directory)
 
 
-def edit_config(model: Path, edit: Callable[[ModelConfig], None]) -> None:
+def edit_config(model: Path, edit: Callable[[ModelConfig], object]) -> None:
     path = model / "config.pbtxt"
     config = text_format.Parse(path.read_text(), ModelConfig())
     edit(config)

@@ -3,6 +3,7 @@
 import struct
 import zlib
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -107,7 +108,7 @@ def png_chunk(kind: bytes, content: bytes) -> bytes:
 
 
 def png_of(
-    samples: npt.NDArray[np.integer],
+    samples: npt.NDArray[np.integer[Any]],
     bits: int,
     colour_type: int,
     *,
@@ -132,7 +133,7 @@ def png_of(
 _ADAM7 = ((0, 0, 8, 8), (4, 0, 8, 8), (0, 4, 4, 8), (2, 0, 4, 4), (0, 2, 2, 4), (1, 0, 2, 2), (0, 1, 1, 2))
 
 
-def pack(samples: npt.NDArray[np.integer], bits: int, order: str = ">") -> bytes:
+def pack(samples: npt.NDArray[np.integer[Any]], bits: int, order: str = ">") -> bytes:
     """Samples one behind the other, `bits` each, the last byte filled up with zeros."""
     if bits >= 8 and bits % 8 == 0:
         return samples.astype(f"{order}u{bits // 8}").tobytes()
@@ -151,7 +152,7 @@ def with_right_crcs(data: bytes) -> bytes:
 
 
 def tiff(
-    samples: npt.NDArray[np.integer],
+    samples: npt.NDArray[np.integer[Any]],
     bits: int,
     photometric: int,
     *,

@@ -217,7 +217,8 @@ def test_bmp_of_sixteen_bits_is_stretched() -> None:
     words = (levels << [11, 5, 0]).sum(axis=-1)[::-1].astype("<u2")
     masks = struct.pack("<III", 0xF800, 0x07E0, 0x001F)
     assert_shows(
-        images.bmp(8, 8, words.tobytes(), 16, compression=3, before=masks), levels * 255 // [31, 63, 31]
+        images.bmp(8, 8, words.tobytes(), 16, compression=3, before=masks),
+        levels * 255 // np.array([31, 63, 31]),
     )
 
 

@@ -5,8 +5,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from slipway.contract import Signature
-from train.checkpoint import Progress
+from train.checkpoint import Progress, signature_for
 from train.config import Config, HardwareConfig, TrainingConfig
 from train.dataset import Dataset, Sample
 from train.display import _Silence
@@ -42,16 +41,17 @@ def trainer_for(config: Config, tmp_path: Path, module: nn.Module, samples: int,
         samples=samples, batch_size=config.training.batch_size, epochs=50, seed=0, fingerprint="fixed"
     )
     run = Run(directory=tmp_path, inputs="")
-    signature: Signature = None  # type: ignore[assignment] - no step looks at it
+    dataset = Dataset(
+        storage=Files(tmp_path),
+        classes=("ant", "bee", "cat"),
+        splits={"train": tuple(Sample(file=f"{n}.png", sha256="", label=0) for n in range(samples))},
+        fingerprint="fixed",
+    )
+    signature = signature_for(config, dataset)
     return Trainer(
         config=config,
         run=run,
-        dataset=Dataset(
-            storage=Files(tmp_path),
-            classes=("ant", "bee", "cat"),
-            splits={"train": tuple(Sample(file=f"{n}.png", sha256="", label=0) for n in range(samples))},
-            fingerprint="fixed",
-        ),
+        dataset=dataset,
         machine=machine,
         signature=signature,
         order=order,

@@ -49,7 +49,7 @@ def batches() -> list[Batch]:
     labels = torch.ones(SAMPLES, dtype=torch.int64)
     return [
         Batch(images=part, labels=label, weights=torch.ones(len(part)))
-        for part, label in zip(images.split(64), labels.split(64), strict=True)
+        for part, label in zip(torch.split(images, 64), torch.split(labels, 64), strict=True)
     ]
 
 

@@ -31,9 +31,11 @@ Call = Callable[..., Path]
 
 @pytest.fixture
 def call(tmp_path: Path) -> Call:
-    def run(action: str, root: Path, *arguments: str) -> Path | None:
+    def run(action: str, root: Path, *arguments: str) -> Path:
         options = ["--data.root", str(root), "--run.directory", str(tmp_path / "runs"), "--run.name", "tiny"]
-        return main(["data", *([action] if action else []), *options, "--image.size", "16", *arguments])
+        made = main(["data", *([action] if action else []), *options, "--image.size", "16", *arguments])
+        assert isinstance(made, Path)
+        return made
 
     return run
 
@@ -91,10 +93,10 @@ def test_odd_class_names_do_not_format_the_table(
     config = make_config(make_folder(("[bold]", "b[red]")))
     folder = read_folder(config.data)
     found = examine(folder, config.image.preprocessing(), tmp_path / "memory")
-    console = Console(file=io.StringIO(), width=100)
-    print_tables(diagnose(folder, found, 16), [], console)
-    assert "[bold]" in console.file.getvalue()
-    assert "b[red]" in console.file.getvalue()
+    screen = io.StringIO()
+    print_tables(diagnose(folder, found, 16), [], Console(file=screen, width=100))
+    assert "[bold]" in screen.getvalue()
+    assert "b[red]" in screen.getvalue()
 
 
 def test_split_writes_which_file_falls_where(call: Call, flat: Path) -> None:

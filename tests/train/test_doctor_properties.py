@@ -1,6 +1,6 @@
 """Whatever a data set holds, the doctor finds what a comparison of everything with everything finds."""
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from pathlib import Path
 
 import numpy as np
@@ -16,20 +16,22 @@ from train.doctor import diagnose
 from train.duplicates import ENOUGH, MOST_BITS, MOST_LEVELS, alike
 from train.examine import examine
 from train.image_facts import Facts, Refusal
-from train.split import SPLITS
+from train.split import SPLITS, Split
 
 RULES = Preprocessing(image_size=8, resize_size=8)
 GOOD = [encode(noise(number, 9, 9)) for number in range(5)]
 BAD = [b"", b"<html>404</html>", GOOD[0][:40]]
 CONTENTS = [*GOOD, *BAD]
 
-# (content, split, class)
+Placed = tuple[int, Split, str]
+"""Content, split, class."""
+
 files = st.lists(
     st.tuples(st.integers(0, len(CONTENTS) - 1), st.sampled_from(SPLITS), st.sampled_from(["a", "b"])),
     max_size=12,
 )
 # What any data set needs: every split, and both classes to train on.
-LEAST = [(0, "train", "a"), (1, "train", "b"), (2, "val", "a"), (3, "test", "b")]
+LEAST: list[Placed] = [(0, "train", "a"), (1, "train", "b"), (2, "val", "a"), (3, "test", "b")]
 
 
 class InMemory:
@@ -43,7 +45,7 @@ class InMemory:
         return file
 
 
-def dataset_of(placed: list[tuple[int, str, str]]) -> Dataset:
+def dataset_of(placed: list[Placed]) -> Dataset:
     contents = {f"{split}/{name}/{n}": CONTENTS[content] for n, (content, split, name) in enumerate(placed)}
     found = [
         Found(name=name, file=file, sha256=hashing.of_bytes(data), split=split)
@@ -55,16 +57,17 @@ def dataset_of(placed: list[tuple[int, str, str]]) -> Dataset:
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(files)
 def test_copies_leaks_contradictions_and_bad_files_are_those_that_are_there(
-    tmp_path: Path, drawn: list[tuple[int, str, str]]
+    tmp_path: Path, drawn: list[Placed]
 ) -> None:
     placed = [*LEAST, *drawn]
     dataset = dataset_of(placed)
     diagnosis = diagnose(dataset, examine(dataset, RULES, tmp_path), RULES.image_size)
-    splits, names, times = defaultdict(set), defaultdict(set), defaultdict(int)
+    splits: dict[int, set[Split]] = defaultdict(set)
+    names: dict[int, set[str]] = defaultdict(set)
     for content, split, name in placed:
         splits[content].add(split)
         names[content].add(name)
-        times[content] += 1
+    times = Counter(content for content, _, _ in placed)
     good = range(len(GOOD))
     assert len(diagnosis.copies) == sum(times[content] > 1 for content in good)
     assert len(diagnosis.leaks()) == sum(len(splits[content]) > 1 for content in good)

@@ -9,7 +9,7 @@ from train import examine as module
 from train.dataset import DataError, Dataset
 from train.examine import examine
 from train.folder import read_folder
-from train.image_facts import Facts, Refusal
+from train.image_facts import Facts, Refusal, facts_of
 
 RULES = Preprocessing(image_size=16, resize_size=16)
 
@@ -28,11 +28,10 @@ def folder(root: Path) -> Dataset:
 def decoded(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
     """What is really decoded, in order."""
     seen: list[bytes] = []
-    real = module.facts_of
 
     def watched(data: bytes, rules: Preprocessing) -> Facts | Refusal:
         seen.append(data)
-        return real(data, rules)
+        return facts_of(data, rules)
 
     monkeypatch.setattr(module, "facts_of", watched)
     return seen

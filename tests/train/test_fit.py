@@ -202,15 +202,14 @@ def test_run_that_skips_samples_resumes_exactly_and_says_how_many(
     folder = read_folder(straight.data)
     never_stopped = fit(straight, folder)
     stopped = make_config(root, **options, run__directory=str(tmp_path / "other"))
-    step = loop.step
 
     def step_and_stop(trainer: Trainer, *arguments: Any) -> bool:
-        return step(trainer, *arguments) or trainer.progress.step == 4
+        return steps.step(trainer, *arguments) or trainer.progress.step == 4
 
     monkeypatch.setattr(loop, "step", step_and_stop)
     with pytest.raises(Preempted):
         fit(stopped, folder)
-    monkeypatch.setattr(loop, "step", step)
+    monkeypatch.setattr(loop, "step", steps.step)
     caplog.clear()
     resumed = fit(stopped, folder)
     assert "4 of the 42 samples that training drew could not be decoded" in caplog.text
@@ -270,18 +269,17 @@ def test_stop_request_saves_the_step_and_the_next_start_continues(
     folder = read_folder(straight.data)
     undisturbed = fit(straight, folder)
     config = make_config(root, run__directory=str(tmp_path / "other"))
-    step = loop.step
 
     def step_and_signal(trainer: Trainer, *arguments: Any) -> bool:
         if trainer.progress.step == 1:
             os.kill(os.getpid(), signal.SIGTERM)
-        return step(trainer, *arguments)
+        return steps.step(trainer, *arguments)
 
     monkeypatch.setattr(loop, "step", step_and_signal)
     with pytest.raises(Preempted, match="stopped at step 2") as caught:
         fit(config, folder)
     assert caught.value.exit_code == 75
-    monkeypatch.setattr(loop, "step", step)
+    monkeypatch.setattr(loop, "step", steps.step)
     resumed = fit(config, folder)
     assert without_speed(resumed) == without_speed(undisturbed)
     assert_bit_equal(final_state(resumed), final_state(undisturbed))
@@ -304,16 +302,15 @@ def test_stop_before_the_first_step_that_is_taken_changes_nothing(
     folder = read_folder(straight.data)
     undisturbed = fit(straight, folder)
     config = make_config(root, **options, run__directory=str(tmp_path / "other"))
-    step = loop.step
 
     def signal_and_step(trainer: Trainer, *arguments: Any) -> bool:
         os.kill(os.getpid(), signal.SIGTERM)
-        return step(trainer, *arguments)
+        return steps.step(trainer, *arguments)
 
     monkeypatch.setattr(loop, "step", signal_and_step)
     with pytest.raises(Preempted, match="stopped at step 0"):
         fit(config, folder)
-    monkeypatch.setattr(loop, "step", step)
+    monkeypatch.setattr(loop, "step", steps.step)
     assert_bit_equal(final_state(fit(config, folder)), final_state(undisturbed))
 
 

@@ -5,6 +5,7 @@ import pytest
 from tests.train.test_charts import Tags
 from train.doctor import Spread
 from train.histograms import class_bars, histogram
+from train.split import Split
 
 
 def spread(edges: list[float], counts: list[int]) -> Spread:
@@ -40,7 +41,11 @@ def test_counts_are_marked_in_whole_images() -> None:
 
 
 def test_class_bars_share_one_scale_and_name_what_cannot_break_out() -> None:
-    counts = {"train": {"a": 6, "<b>": 1}, "val": {"a": 2, "<b>": 0}, "test": {"a": 2, "<b>": 1}}
+    counts: dict[Split, dict[str, int]] = {
+        "train": {"a": 6, "<b>": 1},
+        "val": {"a": 2, "<b>": 0},
+        "test": {"a": 2, "<b>": 1},
+    }
     page = Tags(class_bars(counts, ["a", "<b>"]))
     assert [part["style"] for part in page.all("i", "train")] == ["width:60.00%", "width:10.00%"]
     assert "<b>" in page.text

@@ -3,7 +3,7 @@ import pytest
 from PIL import Image
 
 from train.augment import generator_for
-from train.policies import _OPERATIONS, distort
+from train.policies import _OPERATIONS, Policy, distort
 
 OUTSIDE = (200, 10, 30)
 
@@ -14,7 +14,7 @@ def picture() -> Image.Image:
 
 @pytest.mark.parametrize("policy", ["trivial", "rand"])
 @pytest.mark.parametrize("size", [(1, 1), (7, 3), (32, 32)])
-def test_every_draw_is_an_rgb_image_of_the_same_size(policy: str, size: tuple[int, int]) -> None:
+def test_every_draw_is_an_rgb_image_of_the_same_size(policy: Policy, size: tuple[int, int]) -> None:
     for index in range(100):
         made = distort(picture().resize(size), policy, OUTSIDE, generator_for(0, 0, index))
         assert (made.mode, made.size) == ("RGB", size)

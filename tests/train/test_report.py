@@ -361,6 +361,7 @@ def test_artefacts_their_accuracy_and_the_recommendation_are_tabulated(inputs: I
         "hardware": {"cpu": "Example 9000", "threads": 2},
         "measured": [{**measured, "accuracy": 0.99}],
     }
+    assert inputs.bundle is not None
     again = inputs.bundle.with_name("2")
     with sealed.stage(again, kind=bundles.KIND) as staging:
         shutil.copytree(inputs.bundle, staging, dirs_exist_ok=True)

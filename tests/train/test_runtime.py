@@ -4,8 +4,10 @@ import io
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import onnx
 import pytest
 from onnx import TensorProto, helper
@@ -70,7 +72,11 @@ def test_code_of_the_model_cannot_be_imported(name: str) -> None:
 
 def test_stream_carries_arrays_of_any_shape_and_ends_anywhere() -> None:
     stream = io.BytesIO()
-    arrays = {"a": PIXELS, "empty": np.zeros((0, 3), np.float32), "one": np.array(7.5)}
+    arrays: dict[str, npt.NDArray[Any]] = {
+        "a": PIXELS,
+        "empty": np.zeros((0, 3), np.float32),
+        "one": np.array(7.5),
+    }
     runtime_worker.write(stream, {"repeat": 2}, arrays)
     content = stream.getvalue()
     received = runtime_worker.read(io.BytesIO(content))

@@ -24,7 +24,7 @@ def test_accumulated_gradient_is_that_of_the_whole_window(
     trainer = trainer_for(config, tmp_path, module, samples=7, precision="32-true")
     reference = Linear()
     expected = nn.functional.cross_entropy(reference(images), labels)
-    expected.backward()
+    torch.autograd.backward(expected)
     window = next(trainer.order.windows(0))
     loss, _, _ = steps.accumulate_gradients(
         trainer, window, iter(data_for(trainer.order, accumulate, images, labels))
@@ -48,13 +48,12 @@ def test_gradient_is_the_mean_over_good_samples(
     module, reference = Linear(), Linear()
     trainer = trainer_for(config, tmp_path, module, samples=7, precision=precision)
     batches = data_for(trainer.order, accumulate, images, labels)[:accumulate]
-    weights = torch.tensor([1.0, 1.0, 0.0, 0.0, 1.0, 1.0, 1.0]).split(
-        [len(batch.labels) for batch in batches]
-    )
+    good = [1.0, 1.0, 0.0, 0.0, 1.0, 1.0, 1.0]
+    weights = torch.split(torch.tensor(good), [len(batch.labels) for batch in batches])
     batches = [replace(batch, weights=own) for batch, own in zip(batches, weights, strict=True)]
     indices = torch.tensor(next(trainer.order.windows(0)).indices)[torch.cat(weights) > 0]
     expected = nn.functional.cross_entropy(reference(images[indices]), labels[indices])
-    expected.backward()
+    torch.autograd.backward(expected)
     loss, bad, _ = steps.accumulate_gradients(trainer, next(trainer.order.windows(0)), iter(batches))
     scaler = getattr(trainer.machine.precision, "scaler", None)
     gradient = module.linear.weight.grad / (scaler.get_scale() if scaler else 1)  # type: ignore[operator]
@@ -166,9 +165,10 @@ def test_gradient_that_overflows_at_every_scale_ends_training(
     """It is said each time, and not for ever."""
     images, labels = pictures
     config = make_config(tmp_path, training__batch_size="8")
-    trainer = trainer_for(config, tmp_path, Linear(), samples=7, precision="16-mixed")
+    module = Linear()
+    trainer = trainer_for(config, tmp_path, module, samples=7, precision="16-mixed")
     trainer.machine.precision.scaler = torch.amp.GradScaler("cpu", init_scale=2.0)  # type: ignore[attr-defined]
-    trainer.module.linear.weight.register_hook(lambda gradient: gradient * math.inf)  # type: ignore[union-attr]
+    module.linear.weight.register_hook(lambda gradient: gradient * math.inf)  # type: ignore[no-untyped-call]
     batches = iter(data_for(trainer.order, 1, images, labels))
     windows = trainer.order.windows(0)
     caplog.set_level("INFO")

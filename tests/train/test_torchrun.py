@@ -44,8 +44,9 @@ def launched(program: str, folder: Path, *options: str) -> Iterator["subprocess.
             yield process
         finally:
             with contextlib.suppress(psutil.NoSuchProcess):
-                for each in (*psutil.Process(process.pid).children(), process):
-                    each.kill()
+                for rank in psutil.Process(process.pid).children():
+                    rank.kill()
+                process.kill()
 
 
 @pytest.mark.slow

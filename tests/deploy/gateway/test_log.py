@@ -8,6 +8,7 @@ import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 import pytest
@@ -29,7 +30,7 @@ TRACEPARENT = f"00-{TRACE}-b7ad6b7169203331-01"
 
 def test_the_release_is_read_out_of_every_form_of_answer(door: Door) -> None:
     everything = ("probabilities", "release", "logits")
-    forms = [
+    forms: list[list[dict[str, Any]]] = [
         [],
         [{"name": name} for name in everything],
         [{"name": name, "parameters": {"binary_data": True}} for name in everything],
@@ -121,8 +122,9 @@ def test_no_line_holds_a_key_and_every_line_is_json(door: Door, capfd: pytest.Ca
     door.ask("/v2", headers={"X-Request-ID": door.key}, key="")
     door.ask("/v2", headers={"User-Agent": "\xff\x00 \\".replace("\x00", "")})
     context = ssl.create_default_context(cafile=door.settings.certificate)
+    host, port = door.gateway.address.split(":")
     with (
-        socket.create_connection(door.gateway.address.split(":"), timeout=60) as plain,
+        socket.create_connection((host, int(port)), timeout=60) as plain,
         context.wrap_socket(plain, server_hostname="localhost") as connection,
     ):
         connection.sendall(b'GET /\xff\xfe"\\ HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n')

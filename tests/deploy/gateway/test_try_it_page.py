@@ -8,7 +8,7 @@ from pathlib import Path
 
 import playwright.sync_api
 import pytest
-from playwright.sync_api import Browser, Page
+from playwright.sync_api import Browser, FilePayload, Page
 
 from deploy.gateway.settings import Upstream
 from serve import repository
@@ -144,7 +144,7 @@ def test_a_file_can_be_chosen_and_asked_about_by_keyboard_alone(page: Visit, doo
     page.page.wait_for_selector("#file:focus", state="attached")
     with page.page.expect_file_chooser() as chooser:
         keyboard.press("Space")
-    chooser.value.set_files([{"name": "photo.png", "mimeType": "image/png", "buffer": images.flat(7)}])
+    chooser.value.set_files(FilePayload(name="photo.png", mimeType="image/png", buffer=images.flat(7)))
     # It says what is missing, and leads there.
     page.page.wait_for_selector("#key:focus")
     assert page.text("waiting-text") == "Now type your API key."
