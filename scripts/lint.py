@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePath
 from posixpath import normpath
 
-from scripts import programs
+from scripts import programs, run_tests
 
 ROOT = Path(__file__).resolve().parents[1]
 PYTHON = {side: str(ROOT / ".venv" / side / "bin" / "python") for side in ("train", "serve")}
@@ -207,15 +207,21 @@ def is_shell(root: Path, name: str) -> bool:
 
 
 def of_side(side: str) -> Choose:
-    """Python files that run in the environment of one side; what both sides import counts for both."""
+    """Python files that run in the environment of one side; what both sides import counts for both.
+
+    Tests count where they run. What several suites share counts for training, because not all of it can be imported
+    in the other environment; what that side's tests import of it is examined there along with them.
+    """
     folders = {"train": "train|scripts", "serve": "serve|deploy"}[side]
-    in_folders = re.compile(rf"(src/slipway|{folders})/.*\.py")
+    in_folders = re.compile(rf"(src/slipway|{folders}|{'|'.join(run_tests.SUITES[side])})/.*\.py")
 
     def chooses(root: Path, name: str) -> bool:
         if re.fullmatch(r"benchmarks/(\w+/)?\w+\.py", name):
             text = (root / name).read_text("utf-8")
             serves = "/peers/" in name or re.search(r"(?m)^(from|import) (serve|deploy)\b", text) is not None
             return serves == (side == "serve")
+        if re.fullmatch(r"tests/\w+\.py", name):
+            return side == "train"
         return in_folders.fullmatch(name) is not None
 
     return chooses

@@ -13,6 +13,7 @@ from tests import programs
 
 ROOT = Path(__file__).resolve().parents[2]
 
+TEST = 'def test_a() -> None:\n    assert len("a") == 1\n'
 WORKFLOW = """\
 name: ci
 on:
@@ -84,6 +85,8 @@ class Fault(NamedTuple):
 FAULTS = [
     Fault("mypy-train", "train/a.py", "A: int = 1\n", ("= 1", '= ""'), "[assignment]"),
     Fault("mypy-serve", "serve/a.py", "A: int = 1\n", ("= 1", '= ""'), "[assignment]"),
+    Fault("mypy-train", "tests/train/test_a.py", TEST, (" -> None", ""), "[no-untyped-def]"),
+    Fault("mypy-serve", "tests/serve/test_a.py", TEST, ("len(", "abs("), "[arg-type]"),
     Fault("ruff", "serve/a.py", "import os\n\nprint(os.sep)\n", ("print(os.sep)\n", ""), "F401"),
     Fault("ruff", "serve/a.py", "A = 1\n", (" = ", "="), "would be reformatted"),
     Fault("hadolint", "deploy/x/Dockerfile", "FROM busybox:1.37\n", (":1.37", ":latest"), "DL3007"),
@@ -203,8 +206,8 @@ def test_files_that_git_ignores_are_passed_over(checkout: Path) -> None:
     assert (result.state, result.files) == (lint.OK, 1)
 
 
-def test_every_python_file_of_this_checkout_that_is_code_is_checked_for_types() -> None:
-    files = [name for name in lint.tracked(ROOT) if name.endswith(".py") and not name.startswith("tests/")]
+def test_every_python_file_of_this_checkout_is_checked_for_types() -> None:
+    files = [name for name in lint.tracked(ROOT) if name.endswith(".py")]
     sides = [lint.of_side("train"), lint.of_side("serve")]
     assert [name for name in files if not any(chooses(ROOT, name) for chooses in sides)] == []
 
