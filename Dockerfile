@@ -126,7 +126,7 @@ USER 1000:1000
 STOPSIGNAL SIGQUIT
 # Whether the server behind it is ready, which needs no key. Golden images are asked of that server itself.
 HEALTHCHECK --interval=15s --timeout=10s --start-period=30s --retries=2 \
-    CMD curl -fks "https://127.0.0.1:${GATEWAY_LISTEN##*:}/v2/health/ready"
+    CMD ["sh", "-c", "exec curl -fks \"https://127.0.0.1:${GATEWAY_LISTEN##*:}/v2/health/ready\""]
 # Under this name the entry point fills the template in; and without `-e` nginx would open a log below its read-only root.
 CMD ["nginx", "-e", "stderr", "-c", "/tmp/nginx.conf", "-g", "daemon off;"]
 ARG NGINX_IMAGE
