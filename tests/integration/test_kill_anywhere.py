@@ -34,7 +34,8 @@ def test_killed_anywhere_is_bit_identical_to_never_killed(
     kills, seed = request.config.getoption("--kills"), secrets.randbits(32)
     straight, disturbed = tmp_path / "straight", tmp_path / "disturbed"
     epochs = 2 + 4 * kills  # of three steps each: enough for every kill to find training under way
-    finish(checkout, setup.command(options(odd_folder, straight, training__epochs=epochs)))
+    # As long as it takes: on a busy machine, the many epochs of many kills took more than ten minutes.
+    finish(checkout, setup.command(options(odd_folder, straight, training__epochs=epochs)), patience=3600)
     arguments = options(odd_folder, disturbed, training__epochs=epochs)
     done = disturb(checkout, setup, arguments, disturbed, kills, seed)
     assert len(done) == kills

@@ -15,7 +15,7 @@ from typing import Any
 import psutil
 from safetensors.torch import load_file
 
-from tests.integration.checkout import Checkout, end
+from tests.integration.checkout import Checkout, end, outcome
 from train.runs import MEASURED
 
 DEADLINE_SECONDS = 240
@@ -91,8 +91,9 @@ def final_state(run: Path) -> dict[str, bytes]:
     return state
 
 
-def finish(checkout: Checkout, command: Sequence[str]) -> None:
-    result = checkout.run(*command)
+def finish(checkout: Checkout, command: Sequence[str], patience: float = 600) -> None:
+    """patience: in seconds."""
+    result = outcome(checkout.start(*command), patience)
     assert result.returncode == 0, result.stderr
 
 
