@@ -2,6 +2,9 @@
 
     run_tests.py [pytest options]    such as -k preprocessing, or -m "not integration"
 
+Both environments run side by side, because their tests wait for other processes half of the time; each line says whose
+it is. For --pdb, call pytest of one environment yourself.
+
 Exits 1 if a test failed in either environment, or if there was none to run.
 """
 
@@ -10,6 +13,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -24,7 +28,8 @@ NO_TESTS_RAN = 5  # pytest's exit code for a selection that matches nothing
 
 def main(options: list[str]) -> int:
     with tempfile.TemporaryDirectory() as scratch:
-        codes = [run_suite(name, options, Path(scratch)) for name in SUITES]
+        with ThreadPoolExecutor(len(SUITES)) as pool:
+            codes = list(pool.map(lambda name: run_suite(name, options, Path(scratch)), SUITES))
         report_coverage(Path(scratch))
     if all(code == NO_TESTS_RAN for code in codes):
         print("error: no test was selected in either environment", file=sys.stderr)
@@ -34,11 +39,23 @@ def main(options: list[str]) -> int:
 
 
 def run_suite(name: str, options: list[str], scratch: Path) -> int:
-    """Run one environment's tests; the coverage data go to `scratch`."""
-    print(f"\n== tests in .venv/{name}", flush=True)
-    command = [python(name), "-m", "pytest", "--cov", "--cov-report=", *options, *SUITES[name]]
+    """Run one environment's tests, and show line by line what they print; the coverage data go to `scratch`."""
+    shown = ["--cov", "--cov-report=", "--durations=20"]
+    command = [python(name), "-m", "pytest", *shown, *options, *SUITES[name]]
     environment = {**os.environ, "COVERAGE_FILE": str(scratch / f".coverage.{name}")}
-    return subprocess.run(command, cwd=ROOT, env=environment, check=False).returncode
+    with subprocess.Popen(
+        command,
+        cwd=ROOT,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+    ) as process:
+        for line in process.stdout or ():
+            print(f"{name}: {line}", end="", flush=True)
+    return process.returncode
 
 
 def report_coverage(scratch: Path) -> None:

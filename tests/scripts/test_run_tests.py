@@ -1,6 +1,5 @@
 """A failure in either environment is a failure, and a run of no tests is not a success."""
 
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -37,17 +36,38 @@ def test_every_test_folder_belongs_to_a_suite() -> None:
     assert folders <= {folder for suite in run_tests.SUITES.values() for folder in suite}
 
 
-def test_options_reach_pytest_in_the_environment_of_the_suite(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+@pytest.fixture
+def environments(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """A checkout whose Pythons only say how they were called, and the first of them what the second waits for."""
+    monkeypatch.setattr(run_tests, "ROOT", tmp_path)
+    monkeypatch.setattr(run_tests, "report_coverage", lambda scratch: None)
+    for name in run_tests.SUITES:
+        python = tmp_path / ".venv" / name / "bin" / "python"
+        python.parent.mkdir(parents=True)
+        python.write_text(PYTHON.format(name=name))
+        python.chmod(0o755)
+    return tmp_path
+
+
+# Each waits for the other: one after the other, they would never end.
+PYTHON = """#!/bin/sh
+touch "{name} is here"
+for try in $(seq 6000); do
+    test -e "train is here" && test -e "serve is here" && break
+    sleep 0.01
+done
+echo "$@"
+exit 3
+"""
+
+
+def test_suites_run_side_by_side_with_the_options_and_say_whose_line_it_is(
+    environments: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    commands = []
-
-    def note(command: list[str], **_: object) -> subprocess.CompletedProcess[str]:
-        commands.append(command)
-        return subprocess.CompletedProcess(command, 0)
-
-    monkeypatch.setattr(subprocess, "run", note)
-    run_tests.run_suite("serve", ["-k", "health"], tmp_path)
-    assert commands[0][0] == str(run_tests.ROOT / ".venv/serve/bin/python")
-    suites = ["tests/slipway", "tests/serve", "tests/deploy", "tests/benchmarks"]
-    assert commands[0][-6:] == ["-k", "health", *suites]
+    assert run_tests.main(["-k", "health"]) == 1
+    lines = capfd.readouterr().out.splitlines()
+    assert sorted(line.split(":")[0] for line in lines) == ["serve", "train"]
+    for line in lines:
+        name, said = line.split(": ")
+        assert said.startswith("-m pytest --cov ")
+        assert said.endswith(" ".join(["-k health", *run_tests.SUITES[name]]))
