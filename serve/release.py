@@ -76,9 +76,7 @@ def open_release(directory: Path, *, with_model: bool = True) -> Release:
         SlipwayError: nothing is published there, or something that cannot be read.
         SealError: a file is missing, added or changed.
     """
-    if not directory.exists():
-        raise SlipwayError(f"{directory}: no release is published there; `make publish` does that")
-    directory = directory.resolve()  # so that a link may move on while we work with this release
+    directory = followed(directory)  # so that a link may move on while we work with this release
     sealed.verify(directory, KIND, unread="" if with_model else f"{MODELS}/{CLASSIFIER}/")
     path = directory / ABOUT
     try:
@@ -86,6 +84,18 @@ def open_release(directory: Path, *, with_model: bool = True) -> Release:
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise SlipwayError(
             f"{path}: cannot be read as a release ({error!r}); publish its bundle again"
+        ) from error
+
+
+def followed(link: Path) -> Path:
+    """The directory that a link leads to now, or that it is itself. Raises SlipwayError if there is none to be seen."""
+    try:
+        return link.resolve(strict=True)
+    except FileNotFoundError:
+        raise SlipwayError(f"{link}: no release is published there; `make publish` does that") from None
+    except (OSError, RuntimeError) as error:  # RuntimeError is how Python calls a link that leads to itself
+        raise SlipwayError(
+            f"{link}: cannot be followed to a release ({error}); is its file system there, and may we read it?"
         ) from error
 
 

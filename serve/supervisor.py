@@ -16,7 +16,7 @@ from serve import server as servers
 from serve.front import Front, FrontFailure
 from serve.health import WrongAnswer
 from serve.protocol import ServingError
-from serve.release import Release, open_release
+from serve.release import Release, followed, open_release
 from serve.server import START_ATTEMPTS, PortTaken, Server, ServerError, Unexplained
 from slipway.errors import SlipwayError
 
@@ -185,7 +185,10 @@ class Supervisor:
             self._front_failures_in_a_row = 0
 
     def _watch_link(self) -> None:
-        wanted = self._link.resolve()
+        try:
+            wanted = followed(self._link)
+        except SlipwayError:  # open_release says so, too, and if it does not any more, all is well
+            wanted = self._link
         if wanted == self._wanted:
             return
         self._wanted = wanted

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from serve import health
 from serve.metrics import ServiceMetrics
-from serve.release import Release, open_release
+from serve.release import Release, followed, open_release
 from slipway.errors import SlipwayError
 
 logger = logging.getLogger(__name__)
@@ -61,7 +61,7 @@ def _watch(
     while True:
         busy = False
         try:
-            if release is None or release.directory != link.resolve():
+            if release is None or release.directory != followed(link):
                 release = None
                 release = open_release(link)  # what cannot be opened could not be served either
             ask = partial(health.probe, release, urls, seconds)

@@ -101,16 +101,12 @@ def verify(directory: Path, kind: str, *, unread: str = "") -> Manifest:
     unread: how the names of those files begin that only have to be there, because the caller will not read them.
 
     Raises:
-        SealError: no or unreadable manifest, another kind, a file missing, added, or changed.
+        SealError: no or unreadable manifest, another kind, a file missing, added, changed, or not to be read.
     """
     manifest = read_manifest(directory)
     if manifest.kind != kind:
         raise SealError(f"{directory}: is a sealed {manifest.kind}, not a {kind}")
-    present = {
-        path.relative_to(directory).as_posix()
-        for path in directory.rglob("*")
-        if not path.is_dir() or path.is_symlink()
-    } - {MANIFEST}
+    present = _files_in(directory) - {MANIFEST}
     if missing := sorted(manifest.files.keys() - present):
         raise SealError(f"{directory / missing[0]}: is listed in the manifest but missing")
     if added := sorted(present - manifest.files.keys()):
@@ -126,6 +122,18 @@ def verify(directory: Path, kind: str, *, unread: str = "") -> Manifest:
         if not same:
             raise SealError(f"{path}: differs from the manifest (SHA-256); it was changed or damaged")
     return manifest
+
+
+def _files_in(directory: Path) -> set[str]:
+    """Relative POSIX paths of all that is in a directory and below, but for folders."""
+    try:
+        return {
+            path.relative_to(directory).as_posix()
+            for path in directory.rglob("*")
+            if not path.is_dir() or path.is_symlink()
+        }
+    except OSError as error:  # a failing disk, or the directory is being removed
+        raise SealError(f"{directory}: cannot be looked through ({error})") from error
 
 
 def read_manifest(directory: Path) -> Manifest:

@@ -1,5 +1,7 @@
 """Publishing: complete, proven, self-contained, never overwritten, and switched in one step."""
 
+import errno
+import os
 import shutil
 import subprocess
 import sys
@@ -159,6 +161,38 @@ def test_a_golden_image_that_decodes_to_other_pixels_here_is_refused(
 def test_nothing_published_says_which_command_does_it(tmp_path: Path) -> None:
     with pytest.raises(SlipwayError, match="no release is published there; `make publish` does that"):
         open_release(tmp_path / "current")
+
+
+@pytest.mark.parametrize(
+    ("target", "reason"),
+    [
+        pytest.param("current", "Symlink loop", id="to itself"),
+        pytest.param("x" * 256, "File name too long", id="nowhere that could be"),
+    ],
+)
+def test_a_link_that_the_file_system_cannot_follow_is_no_release(
+    tmp_path: Path, target: str, reason: str
+) -> None:
+    link = tmp_path / "current"
+    link.symlink_to(target)
+    with pytest.raises(SlipwayError, match=f"{link}: cannot be followed to a release .*{reason}"):
+        open_release(link)
+
+
+@pytest.mark.parametrize("number", [errno.EACCES, errno.EIO, errno.ESTALE])
+def test_a_file_system_that_is_away_is_no_release(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    """As NFS may be for a moment."""
+
+    def away(*_: object, **__: object) -> os.stat_result:
+        raise OSError(number, os.strerror(number))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "lstat", away)
+        patch.setattr(os, "stat", away)
+        with pytest.raises(SlipwayError, match=f"current: cannot be followed .*{os.strerror(number)}"):
+            open_release(tmp_path / "current")
 
 
 def test_container_release_needs_no_python_for_the_model(bundle: Bundle, tmp_path: Path) -> None:

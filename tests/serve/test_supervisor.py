@@ -399,6 +399,29 @@ def test_a_release_that_cannot_be_opened_is_refused_and_the_one_wanted_before_it
     supervisor.step()
 
 
+@pytest.mark.parametrize(
+    "target", [pytest.param("current", id="to itself"), pytest.param("x" * 256, id="nowhere that could be")]
+)
+def test_a_link_that_cannot_be_followed_for_a_while_ends_no_service(
+    supervisor: Supervisor,
+    front: Front,
+    link: Path,
+    release: Release,
+    caplog: pytest.LogCaptureFixture,
+    target: str,
+) -> None:
+    """The file system gives errors then, as when the repository's does not answer or may not be read."""
+    before = supervisor.server
+    lead_to(link, Path(target))
+    for _ in range(3):
+        supervisor.step()
+    assert caplog.text.count(f"{link} is refused: {link}: cannot be followed to a release") == 1
+    lead_to(link, release.directory)
+    supervisor.step()
+    assert supervisor.server is before
+    assert label_of_5(front) == {"5"}
+
+
 def test_a_release_whose_server_crashes_before_it_answers_is_started_again_and_in_the_end_refused(
     supervisor: Supervisor,
     front: Front,

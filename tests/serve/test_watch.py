@@ -4,6 +4,7 @@ import re
 import signal
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,10 @@ from tests.serve.test_metrics import value
 from tests.serve.tools import wait_until
 
 pytestmark = pytest.mark.integration
+
+
+def in_log(log: Path, pattern: re.Pattern[str]) -> bool:
+    return pattern.search(log.read_text()) is not None
 
 
 def test_it_says_whether_golden_images_are_answered_well(
@@ -45,6 +50,16 @@ def test_it_says_whether_golden_images_are_answered_well(
         wait_until(lambda: f"WARNING: {link}: no release is published there" in log.read_text())
         link.symlink_to(release.directory)
         wait_until(lambda: value(url, "slipway_golden_probe_good") == 1)
+        fresh = tmp_path / "fresh"
+        for target, reason in ((link, "Symlink loop"), ("x" * 256, "File name too long")):
+            fresh.symlink_to(target)
+            fresh.replace(link)
+            wait_until(lambda: value(url, "slipway_golden_probe_good") == 0)
+            warning = re.compile(f"WARNING: {link}: cannot be followed to a release .*{reason}")
+            wait_until(partial(in_log, log, warning))
+            fresh.symlink_to(release.directory)
+            fresh.replace(link)
+            wait_until(lambda: value(url, "slipway_golden_probe_good") == 1)
     finally:
         watch.send_signal(signal.SIGTERM)
         try:

@@ -273,6 +273,22 @@ def test_unreadable_file_is_a_damaged_directory(tmp_path: Path, monkeypatch: pyt
         sealed.verify(directory, KIND)
 
 
+def test_a_directory_that_is_removed_while_it_is_verified_is_damaged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory = publish(tmp_path / "1", {"deep/state.pt": b"weights"})
+    scandir = os.scandir
+
+    def scan(path: Path) -> Any:
+        if Path(path).name == "deep" and directory.exists():
+            directory.rename(tmp_path / "gone")
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", scan)
+    with pytest.raises(SealError, match=r"/1: cannot be looked through .*No such file or directory"):
+        sealed.verify(directory, KIND)
+
+
 # Publishing
 
 
