@@ -37,19 +37,16 @@ class PromotionRefused(SlipwayError):
 def promote(directory: Path) -> Path:
     """Let `current` lead to a release, if it is whole and a server of its own answers with it as it should.
 
-    A release for the container cannot run here; it is checked for being whole, no more. Returns `directory`.
+    It is tried, too, if `current` leads there already: a supervisor may have refused it, and will look again. A
+    release for the container cannot run here; it is checked for being whole, no more. Returns `directory`.
 
     Raises:
         SealError: the release is damaged.
         PromotionRefused: it does not run, or does not answer as it was proven to.
     """
     release = open_release(directory)
-    repository = directory.parent.parent
-    if _target(repository / CURRENT) == release.directory:
-        logger.info("%s is served already", directory.name)
-        return directory
     if release.target == "embedded":
-        _try(release, repository)
+        _try(release, directory.parent.parent)
     else:
         logger.info("%s is for the %s and cannot be tried here", directory.name, release.target)
     move_current(directory)
@@ -97,10 +94,16 @@ def table(repository: Path) -> Iterator[str]:
 
 
 def move_current(directory: Path) -> None:
-    """Let `current` lead to a release, and `previous` to where `current` led."""
+    """Let `current` lead to a release, and `previous` to where `current` led.
+
+    If `current` leads there already, only it is made anew, which tells serve.supervisor to look again.
+    """
     repository = directory.parent.parent
     with _links_of(repository):
-        if _target(repository / CURRENT) != directory.resolve():
+        if _target(repository / CURRENT) == directory.resolve():
+            _make_current(repository, directory)
+            logger.info("%s is current already; a supervisor that refused it tries it again", directory.name)
+        else:
             _move_both(repository, directory)
 
 
@@ -122,12 +125,16 @@ def _move_both(repository: Path, directory: Path) -> None:
     before = _target(repository / CURRENT)
     if before is not None:
         _link(repository / COMING, before)
-    fresh = repository / f".{CURRENT}-{uuid.uuid4().hex[:8]}"
-    _link(fresh, directory)
-    fresh.replace(repository / CURRENT)
+    _make_current(repository, directory)
     if before is not None:
         (repository / COMING).replace(repository / PREVIOUS)
     logger.info("%s is current now", directory.name)
+
+
+def _make_current(repository: Path, directory: Path) -> None:
+    fresh = repository / f".{CURRENT}-{uuid.uuid4().hex[:8]}"
+    _link(fresh, directory)
+    fresh.replace(repository / CURRENT)
 
 
 def _try(release: Release, repository: Path) -> None:
@@ -137,8 +144,8 @@ def _try(release: Release, repository: Path) -> None:
             pass
     except (ServerError, ServingError, WrongAnswer) as error:
         current = _target(repository / CURRENT)
-        served = f"{current.name} is still served" if current else "nothing is served"
-        raise PromotionRefused(f"{release.directory}: was not promoted, {served}: {error}") from error
+        left = f"{current.name} stays current" if current else "nothing is current"
+        raise PromotionRefused(f"{release.directory}: was not promoted, {left}: {error}") from error
 
 
 def _target(link: Path) -> Path | None:

@@ -36,6 +36,17 @@ STANDBY_SECONDS = 60
 logger = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Wish:
+    """Which release a link asks for. One that was refused is asked for again when the link is made anew.
+
+    made: tells the link from another one that leads to the same release; None if it cannot be followed.
+    """
+
+    directory: Path
+    made: tuple[int, int] | None
+
+
 @dataclass(kw_only=True)
 class Serving:
     """The server that gets the requests.
@@ -78,6 +89,15 @@ class Retired:
     kill_at: float | None = None
 
 
+def wish_of(link: Path) -> Wish:
+    """What `link` asks for now."""
+    try:
+        directory, itself = followed(link), link.lstat()
+    except (OSError, SlipwayError):  # open_release says so, too, and if it does not any more, all is well
+        return Wish(directory=link, made=None)
+    return Wish(directory=directory, made=(itself.st_ino, itself.st_mtime_ns))
+
+
 def pause_before(replacement: int) -> float:
     """Seconds to wait before the n-th replacement in a row, counted from 1."""
     if replacement == 1:
@@ -105,8 +125,8 @@ class Supervisor:
         self._serving: Serving | None = None
         self._candidate: Candidate | None = None
         self._retired: list[Retired] = []
-        # What the link led to when we last looked; it may have been refused since.
-        self._wanted: Path | None = None
+        # What the link asked for when we last looked; it may have been refused since.
+        self._wish: Wish | None = None
         # How often its server has failed without a reason before it had answered.
         self._failed_starts = 0
         self._replacements_in_a_row = 0
@@ -185,28 +205,24 @@ class Supervisor:
             self._front_failures_in_a_row = 0
 
     def _watch_link(self) -> None:
-        try:
-            wanted = followed(self._link)
-        except SlipwayError:  # open_release says so, too, and if it does not any more, all is well
-            wanted = self._link
-        if wanted == self._wanted:
+        wish = wish_of(self._link)
+        if wish == self._wish:
             return
-        self._wanted = wanted
+        self._wish = wish
         self._failed_starts = 0
         served = None if self._serving is None else self._serving.server.release.directory
-        if self._candidate is not None and self._candidate.server.release.directory != served:
-            self._drop_candidate()
         try:
-            release = open_release(wanted)
+            release = open_release(wish.directory)
         except SlipwayError as error:
-            self._refuse(wanted, error)
+            self._drop_candidate(unless_of=served)
+            self._refuse(wish.directory, error)
             return
-        self._drop_candidate()
-        if self._serving is None or self._serving.server.release.directory != release.directory:
+        self._drop_candidate(unless_of=release.directory)
+        if self._candidate is None and release.directory != served:
             self._bring_up(release)
 
-    def _drop_candidate(self) -> None:
-        if self._candidate is not None:
+    def _drop_candidate(self, *, unless_of: Path | None) -> None:
+        if self._candidate is not None and self._candidate.server.release.directory != unless_of:
             logger.info("%s is not wanted any more", self._candidate.server.release.directory.name)
             self._candidate.server.kill()
             self._candidate = None

@@ -12,6 +12,7 @@ from serve import server as servers
 from serve.release import Release, open_release
 from serve.releases import PromotionRefused
 from serve.server import ServerError
+from serve.supervisor import wish_of
 from slipway.bundle import Bundle
 from slipway.errors import SlipwayError, UsageError
 from slipway.sealed import SealError
@@ -53,12 +54,28 @@ def test_promote_and_rollback_move_both_links(
     assert releases.promote(first) == first
     assert places(tmp_path) == {"current": first.name}
     releases.promote(second)
-    releases.promote(second)
     assert places(tmp_path) == {"current": second.name, "previous": first.name}
     assert releases.rollback(tmp_path) == first
     assert places(tmp_path) == {"current": first.name, "previous": second.name}
     assert releases.rollback(tmp_path) == second
     assert tried == [first.name, second.name]
+
+
+def test_what_is_current_already_is_tried_again_and_its_link_made_anew(
+    two: tuple[Path, Path], tmp_path: Path, tried: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    """A supervisor may have refused it: it sees by the link that somebody asks once more."""
+    caplog.set_level("INFO")
+    first, second = two
+    releases.promote(first)
+    releases.promote(second)
+    before = wish_of(tmp_path / "current")
+    assert "already" not in caplog.text
+    assert releases.promote(second) == second
+    assert f"{second.name} is current already" in caplog.text
+    assert tried == [first.name, second.name, second.name]
+    assert places(tmp_path) == {"current": second.name, "previous": first.name}
+    assert wish_of(tmp_path / "current") != before
 
 
 def test_links_are_relative_so_that_the_repository_can_be_moved(
@@ -150,10 +167,14 @@ def test_a_release_that_does_not_run_is_refused(
         raise ServerError("Triton could not load model classifier: no memory")
 
     monkeypatch.setattr(servers, "serving", fail)
-    words = f"{second.name}: was not promoted, {first.name} is still served: .* no memory"
+    words = f"{second.name}: was not promoted, {first.name} stays current: .* no memory"
     with pytest.raises(PromotionRefused, match=words):
         releases.promote(second)
+    before = wish_of(tmp_path / "current")
+    with pytest.raises(PromotionRefused, match=f"{first.name}: was not promoted, {first.name} stays current"):
+        releases.promote(first)
     assert places(tmp_path) == {"current": first.name}
+    assert wish_of(tmp_path / "current") == before
 
 
 @pytest.mark.integration
@@ -166,7 +187,7 @@ def test_a_release_that_answers_wrongly_is_refused_by_a_real_server(release: Rel
             path.write_text("".join(reversed(path.read_text().splitlines(keepends=True))))
 
     broken = variant(release, tmp_path / "releases" / "broken", swap_labels)
-    with pytest.raises(PromotionRefused, match="nothing is served: the golden image was answered '9'"):
+    with pytest.raises(PromotionRefused, match="nothing is current: the golden image was answered '9'"):
         releases.promote(broken.directory)
     assert places(tmp_path) == {}
 

@@ -422,6 +422,40 @@ def test_a_link_that_cannot_be_followed_for_a_while_ends_no_service(
     assert label_of_5(front) == {"5"}
 
 
+def test_a_refused_release_is_tried_again_when_its_link_is_made_anew_and_not_before(
+    supervisor: Supervisor,
+    front: Front,
+    link: Path,
+    release: Release,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """It could not be read for a while, say: `promote` makes the link anew."""
+
+    def refusals() -> int:
+        return caplog.text.count("other is refused: ")
+
+    before, other = supervisor.server, variant(release, tmp_path / "other", lambda _: None)
+    manifest, away = other.directory / "manifest.json", tmp_path / "away"
+    manifest.rename(away)
+    for promoted in (1, 2):
+        lead_to(link, other.directory)
+        for _ in range(3):
+            supervisor.step()
+        assert refusals() == promoted
+    away.rename(manifest)
+    supervisor.step()
+    assert supervisor._candidate is None
+    assert supervisor.server is before
+    candidate = brought_up(supervisor, link, other)
+    lead_to(link, other.directory)
+    step_until(supervisor, lambda: supervisor.server is candidate.server)
+    assert refusals() == 2
+    assert label_of_5(front) == {"5"}
+    lead_to(link, release.directory)
+    step_until(supervisor, lambda: supervisor.server is before)
+
+
 def test_a_release_whose_server_crashes_before_it_answers_is_started_again_and_in_the_end_refused(
     supervisor: Supervisor,
     front: Front,
