@@ -12,7 +12,8 @@ import socket
 import subprocess
 import tempfile
 import time
-from dataclasses import asdict
+from collections import Counter
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from string import Template
 from typing import Self
@@ -41,6 +42,18 @@ class FrontFailure(SlipwayError):
     """HAProxy is missing, could not start, has ended, or does not do what it is told."""
 
 
+@dataclass(kw_only=True)
+class Leftover:
+    """Requests that a server still had when its slot was given to another one.
+
+    HAProxy counts by slot. So `requests` is the least that the slot has had since: the server has no more than that.
+    """
+
+    server: Server
+    slot: str
+    requests: int
+
+
 class Front:
     """One HAProxy process; `with` stops it. It answers 503 until it is told where to point.
 
@@ -62,6 +75,7 @@ class Front:
         self.ports = ports
         self._haproxy = haproxy
         self._holders: dict[str, Server] = {}
+        self._leftovers: list[Leftover] = []
         self._active = SLOTS[0]
         # Directly below /tmp, because the path of a socket has at most 107 bytes.
         self._folder = tempfile.TemporaryDirectory(prefix="slipway-front-", dir="/tmp")
@@ -105,6 +119,7 @@ class Front:
         """Give `server` every request that begins from now on. What others are working on, they finish."""
         before = self._active
         after = SLOTS[1 - SLOTS.index(before)]
+        self._note_leftover(after, server)
         kinds = asdict(server.ports)
         for kind, port in kinds.items():
             self._tell(f"set server {kind}/{after} addr {LOOPBACK} port {port}")
@@ -121,11 +136,32 @@ class Front:
             self._set_state(kind, self._active, "drain")
 
     def in_flight(self, server: Server) -> int:
-        """How many requests `server` has been given and not answered yet."""
+        """How many requests `server` has been given and not answered yet.
+
+        At most so many, if its slot has had others since; but never 0 while one is not answered.
+        """
+        counts = self._count()
+        own = sum(counts[slot] for slot, holder in self._holders.items() if holder is server)
+        return own + sum(left.requests for left in self._leftovers if left.server is server)
+
+    def _note_leftover(self, slot: str, successor: Server) -> None:
+        """Remember what the holder of a slot still has, before its successor takes the slot."""
+        counts, holder = self._count(), self._holders.get(slot)
+        if holder is not None and holder is not successor and counts[slot] > 0:
+            self._leftovers.append(Leftover(server=holder, slot=slot, requests=counts[slot]))
+
+    def _count(self) -> Counter[str]:
+        """Slot -> requests that are not answered yet. What is known of leftovers follows."""
         header, *lines = self._tell("show stat").removeprefix("# ").splitlines()
         rows = [dict(zip(header.split(","), line.split(","), strict=False)) for line in lines if line]
-        own = {slot for slot, holder in self._holders.items() if holder is server}
-        return sum(int(row["scur"]) for row in rows if row["svname"] in own)
+        counts: Counter[str] = Counter()
+        for row in rows:
+            if row["svname"] in SLOTS:
+                counts[row["svname"]] += int(row["scur"])
+        for left in self._leftovers:
+            left.requests = min(left.requests, counts[left.slot])
+        self._leftovers = [left for left in self._leftovers if left.requests > 0 and not left.server.ended]
+        return counts
 
     def raise_if_ended(self) -> None:
         """Raises FrontFailure, with the end of its log, if HAProxy is not running any more."""
@@ -141,6 +177,7 @@ class Front:
         self._process.kill()
         self._process.wait()
         self._holders = {}
+        self._leftovers = []
         self._socket.unlink(missing_ok=True)
         self._process = self._start()
         self._wait_until_it_listens()

@@ -78,14 +78,13 @@ class Candidate:
 class Retired:
     """A server that gets no new requests: it stops after `keep_until`, when it has answered those it still has.
 
-    standby: it was well, and may serve again. drain_until: when it stops all the same. kill_at: set when it was
+    It stops all the same RETIRE_SECONDS later. standby: it was well, and may serve again. kill_at: set when it was
     asked to stop.
     """
 
     server: Server
     standby: bool
     keep_until: float
-    drain_until: float
     kill_at: float | None = None
 
 
@@ -327,12 +326,7 @@ class Supervisor:
         if before is not None:
             keep_until = now if before.sick else now + STANDBY_SECONDS
             self._retired.append(
-                Retired(
-                    server=before.server,
-                    standby=not before.sick,
-                    keep_until=keep_until,
-                    drain_until=keep_until + RETIRE_SECONDS,
-                )
+                Retired(server=before.server, standby=not before.sick, keep_until=keep_until)
             )
         self._front.point_at(server)
         self._metrics.took_over()
@@ -381,7 +375,7 @@ class Supervisor:
                 if retired.server.ended or now >= retired.kill_at:
                     retired.server.kill()
                     self._retired.remove(retired)
-            elif now >= retired.drain_until or (
+            elif now >= retired.keep_until + RETIRE_SECONDS or (
                 now >= retired.keep_until and self._front.in_flight(retired.server) == 0
             ):
                 retired.server.ask_to_stop()

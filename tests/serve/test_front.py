@@ -2,12 +2,17 @@
 
 import contextlib
 import http.client
+import http.server
 import json
 import socket
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from types import ModuleType
+from typing import cast
 
 import numpy as np
 import pytest
@@ -19,7 +24,7 @@ from serve import front as fronts
 from serve.client import CLIENTS, HttpClient
 from serve.front import Front, FrontFailure
 from serve.protocol import MAX_IMAGE_BYTES, MAX_REQUEST_BYTES, Overloaded, Unreachable
-from serve.server import LOOPBACK, PortTaken, Server, free_ports
+from serve.server import LOOPBACK, Ports, PortTaken, Server, free_ports
 from tests import images
 from tests.serve.tools import still_running, wait_until
 
@@ -123,6 +128,74 @@ def test_a_half_sent_request_disturbs_nobody(front: Front) -> None:
         connection.sendall(half)
         with HttpClient(front.http) as client:
             assert client.classify([images.flat(3)])[0].label == "3"
+
+
+@dataclass(frozen=True, kw_only=True)
+class StandIn:
+    """For a Server, as far as Front knows one: it answers over HTTP, with 200 and only when it is let."""
+
+    ports: Ports
+    let: threading.Event
+    ended: bool = False
+
+
+@contextlib.contextmanager
+def stand_in() -> Iterator[StandIn]:
+    let = threading.Event()
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            let.wait()
+            self.send_response(200)
+            self.end_headers()
+
+    listener = http.server.ThreadingHTTPServer((LOOPBACK, 0), Handler)
+    thread = threading.Thread(target=listener.serve_forever)
+    thread.start()
+    try:
+        yield StandIn(ports=replace(free_ports(), http=listener.server_port), let=let)
+    finally:
+        let.set()
+        listener.shutdown()
+        thread.join()
+        listener.server_close()
+
+
+def get_ready(front: Front) -> int:
+    connection = http.client.HTTPConnection(front.http)
+    connection.request("GET", "/v2/health/ready")
+    status = connection.getresponse().status
+    connection.close()
+    return status
+
+
+def test_a_server_keeps_its_requests_when_others_get_its_slot() -> None:
+    """HAProxy has two slots, and servers may be switched faster than one of them answers."""
+    with contextlib.ExitStack() as stack:
+        servers = [stack.enter_context(stand_in()) for _ in range(4)]
+        first, second, third, fourth = (cast(Server, one) for one in servers)
+        pool = stack.enter_context(ThreadPoolExecutor(2))
+        front = stack.enter_context(Front(free_ports()))
+        stack.callback(lambda: [one.let.set() for one in servers])
+        front.point_at(first)
+        slow = pool.submit(get_ready, front)
+        wait_until(lambda: front.in_flight(first) == 1)
+        for other in (second, third, fourth, third, fourth):
+            front.point_at(other)
+            assert front.in_flight(first) == 1
+            assert front.in_flight(second) == 0
+        of_last = pool.submit(get_ready, front)
+        wait_until(lambda: front.in_flight(fourth) == 1)
+        front.point_at(second)
+        assert [front.in_flight(one) for one in (first, fourth)] == [1, 1]
+        servers[0].let.set()
+        assert slow.result() == 200
+        wait_until(lambda: front.in_flight(first) == 0)
+        assert front.in_flight(fourth) == 1
+        servers[3].let.set()
+        assert of_last.result() == 200
+        wait_until(lambda: front.in_flight(fourth) == 0)
+        assert not front._leftovers
 
 
 def test_a_port_that_is_taken_is_named() -> None:
