@@ -274,7 +274,12 @@ def grpc_error(url: str, error: InferenceServerException) -> ServingError:
         "UNAUTHENTICATED": NotAllowed,
         "UNAVAILABLE": Unreachable,
     }
-    return _error(url, error, causes)
+    meaning, words = _error(url, error, causes), error.message()
+    if _NO_SERVER_TOOK_IT.match(words):
+        return Overloaded(f"{url}: no server is ready or has room; try again later ({words})", meaning.status)
+    if _NO_CONNECTION.match(words):
+        return Unreachable(str(meaning), meaning.status, sent=False)
+    return meaning
 
 
 def deadline_has_passed(error: InferenceServerException) -> bool:
@@ -299,6 +304,10 @@ CHANNEL = [
 _REFUSED = ("400", "413", "INVALID_ARGUMENT")
 # Over gRPC a full queue has the same status as a lost connection; only Triton's words tell them apart.
 _QUEUE_MESSAGES = ("Exceeds maximum queue size", "Request timeout expired")
+# So has a request that something before the server refused with a status of HTTP, and one that was never sent, for
+# want of a connection. The words are those of gRPC itself.
+_NO_SERVER_TOOK_IT = re.compile(r"Received http2 header with status: (429|503)$")
+_NO_CONNECTION = re.compile(r"failed to connect to all addresses|errors resolving ")
 # What serve/models/preprocess.py answers, behind Triton's "in ensemble 'classify', ".
 _CODED_MESSAGE = re.compile(r"(?:^|, )(?P<code>[A-Z][A-Z_]+): (?P<reason>.*)", re.DOTALL)
 

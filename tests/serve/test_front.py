@@ -1,5 +1,6 @@
 """One address, whichever server is behind it."""
 
+import asyncio
 import contextlib
 import http.client
 import http.server
@@ -21,6 +22,7 @@ import tritonclient.http
 from tritonclient.utils import InferenceServerException
 
 from serve import front as fronts
+from serve.async_client import ASYNC_CLIENTS
 from serve.client import CLIENTS, HttpClient
 from serve.front import Front, FrontFailure
 from serve.protocol import MAX_IMAGE_BYTES, MAX_REQUEST_BYTES, Overloaded, Unreachable
@@ -80,15 +82,45 @@ def test_an_image_of_the_limit_is_passed_on(front: Front, protocol: str) -> None
         assert client.classify([padded])[0].label == "2"
 
 
-def test_without_a_server_it_says_so_as_triton_would(protocol: str) -> None:
-    """gRPC has one status for "no server" and "not now"."""
-    expected = {"http": Overloaded, "grpc": Unreachable}[protocol]
-    with (
-        Front(free_ports()) as front,
-        CLIENTS[protocol](getattr(front, protocol)) as client,
-        pytest.raises(expected),
-    ):
-        client.classify([images.flat(1)])
+def test_without_a_server_every_client_is_told_to_try_again_later(protocol: str) -> None:
+    """Case D09: over gRPC, the status is that of a lost connection."""
+    words = "no server is ready.*; try again later"
+
+    async def ask(url: str) -> None:
+        async with ASYNC_CLIENTS[protocol](url) as client:
+            await client.classify([images.flat(1)])
+
+    with Front(free_ports()) as front:
+        url = front.urls[protocol]
+        with CLIENTS[protocol](url) as client, pytest.raises(Overloaded, match=words):
+            client.classify([images.flat(1)])
+        with pytest.raises(Overloaded, match=words):
+            asyncio.run(ask(url))
+
+
+def test_a_client_that_was_connected_may_ask_again_when_the_server_has_gone(
+    front: Front, protocol: str
+) -> None:
+    """Case D09."""
+    with CLIENTS[protocol](front.urls[protocol]) as client:
+        assert client.classify([images.flat(7)])[0].label == "7"
+        front.point_at_nobody()
+        with pytest.raises(Overloaded):
+            client.classify([images.flat(7)])
+
+
+def test_a_client_that_was_connected_may_ask_again_when_nobody_listens_any_more(
+    front: Front, protocol: str
+) -> None:
+    """Case D09: what is sent on a connection that has just been lost may have arrived; what is not sent has not."""
+    with CLIENTS[protocol](front.urls[protocol]) as client:
+        assert client.classify([images.flat(7)])[0].label == "7"
+        front.stop()
+        with contextlib.suppress(Unreachable):
+            client.classify([images.flat(7)])
+        with pytest.raises(Unreachable) as raised:
+            client.classify([images.flat(7)])
+        assert raised.value.repeatable
 
 
 def test_a_request_over_the_limit_is_refused_before_it_is_read(front: Front) -> None:

@@ -1,8 +1,10 @@
 """Many files at once, in order, in a form that other programs read."""
 
+import asyncio
 import csv
 import json
 import sys
+from functools import partial
 from pathlib import Path
 from typing import ClassVar
 
@@ -12,7 +14,8 @@ import pytest
 
 from serve import predict, protocol
 from serve.async_client import ASYNC_CLIENTS, AsyncHttpClient
-from serve.predict import CONCURRENT, RETRIES, find_files
+from serve.front import Front
+from serve.predict import CONCURRENT, RETRIES, Row, find_files
 from serve.protocol import Answer, Overloaded, ServingError, Unreachable
 from serve.release import Release
 from serve.server import LOOPBACK, Server, free_ports
@@ -126,6 +129,22 @@ def test_a_saturated_server_is_asked_again_and_one_that_is_away_is_not_for_long(
     refusing.errors = [Overloaded("busy")]
     with pytest.raises(Overloaded, match="busy"):
         predicted(file)
+
+
+@pytest.mark.integration
+def test_a_server_that_is_replaced_is_waited_for(folder: Path, server: Server, protocol: str) -> None:
+    """Over both protocols: nothing is behind HAProxy until somebody waits for it."""
+    file = folder / "good" / "07.png"
+
+    async def ask(front: Front) -> list[Row]:
+        connect = partial(ASYNC_CLIENTS[protocol], front.urls[protocol])
+        rows = predict._rows([file], connect, wait=partial(front.point_at, server))
+        return [row async for row in rows]
+
+    with Front(free_ports()) as front:
+        (row,) = asyncio.run(ask(front))
+    assert row.answer is not None
+    assert row.answer.label == "7"
 
 
 def test_on_a_terminal_it_says_that_it_waits(

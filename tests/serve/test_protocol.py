@@ -33,6 +33,26 @@ def test_an_address_of_another_kind_is_told(client: type[ClientSettings]) -> Non
 
 
 @pytest.mark.parametrize(
+    ("words", "meaning", "repeatable"),
+    [
+        ("Received http2 header with status: 503", Overloaded, True),
+        ("Received http2 header with status: 429", Overloaded, True),
+        ("Received http2 header with status: 502", Unreachable, False),
+        ("failed to connect to all addresses; last error: Connection refused", Unreachable, True),
+        ("errors resolving host:8001: Domain name not found", Unreachable, True),
+        ("Socket closed", Unreachable, False),
+    ],
+)
+def test_what_no_server_took_is_told_from_what_one_may_have_begun_over_grpc_too(
+    words: str, meaning: type[ServingError], repeatable: bool
+) -> None:
+    """Case D09: the status is the same for all."""
+    told = protocol.grpc_error("host:8001", InferenceServerException(words, "StatusCode.UNAVAILABLE"))
+    assert (type(told), told.repeatable, told.status) == (meaning, repeatable, "UNAVAILABLE")
+    assert words in str(told)
+
+
+@pytest.mark.parametrize(
     ("status", "meaning"),
     [
         ("UNAVAILABLE", Unreachable),
