@@ -21,7 +21,7 @@ import tritonclient.http.aio
 from tritonclient.utils import InferenceServerException
 
 from serve import protocol
-from serve.model_config import ENSEMBLE, PRIORITIES
+from serve.model_config import ENSEMBLE
 from serve.protocol import Answer, ClientSettings, Patience, ServingError, Unreachable
 
 Result = TypeVar("Result")
@@ -59,7 +59,8 @@ class AsyncClient(ClientSettings, ABC):
         patience = Patience(self._deadline_seconds, self._retries)
         while True:
             try:
-                return await call(patience.seconds)
+                with protocol.understood(self._url):
+                    return await call(patience.seconds)
             except ServingError as error:
                 await asyncio.sleep(patience.pause_after(error))
 
@@ -90,7 +91,7 @@ class AsyncHttpClient(AsyncClient):
                 model_version=self._version,
                 outputs=outputs,
                 request_id=self._request_id,
-                priority=PRIORITIES[self._priority],
+                priority=self._priority,
             ),
             seconds,
         )
@@ -109,7 +110,7 @@ class AsyncHttpClient(AsyncClient):
             raise self._deadline_exceeded() from None
         except InferenceServerException as error:
             raise protocol.http_error(self._url, error) from None
-        except aiohttp.ClientError as error:
+        except (OSError, aiohttp.ClientError) as error:
             sent = not isinstance(error, aiohttp.ClientConnectorError)
             raise Unreachable(
                 f"{self._url}: no server answers there over HTTP ({error})", sent=sent
@@ -156,7 +157,7 @@ class AsyncGrpcClient(AsyncClient):
                 model_version=self._version,
                 outputs=outputs,
                 request_id=self._request_id,
-                priority=PRIORITIES[self._priority],
+                priority=self._priority,
                 client_timeout=left,
             ),
             seconds,

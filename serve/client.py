@@ -22,7 +22,7 @@ from geventhttpclient.response import HTTPParseError
 from tritonclient.utils import InferenceServerException
 
 from serve import protocol
-from serve.model_config import ENSEMBLE, PRIORITIES
+from serve.model_config import ENSEMBLE
 from serve.protocol import Answer, ClientSettings, Patience, ServingError, Unreachable
 
 Result = TypeVar("Result")
@@ -34,7 +34,9 @@ class Client(ClientSettings, ABC):
     def classify(self, images: Sequence[bytes], top: int = 1) -> list[Answer]:
         """Ask about encoded images in one request; they are answered together or refused together.
 
-        Raises one of the ServingErrors of serve.protocol.
+        top: how many classes are named, the most probable ones.
+
+        Raises one of the ServingErrors of serve.protocol; UsageError if `top` is below 1.
         """
         tensor = protocol.tensor(images, self._max_image_bytes)
         return self._patiently(lambda seconds: self._classify(tensor, top, seconds))
@@ -63,7 +65,8 @@ class Client(ClientSettings, ABC):
         patience = Patience(self._deadline_seconds, self._retries)
         while True:
             try:
-                return call(patience.seconds)
+                with protocol.understood(self._url):
+                    return call(patience.seconds)
             except ServingError as error:
                 time.sleep(patience.pause_after(error))
 
@@ -86,7 +89,7 @@ class HttpClient(Client):
                 model_version=self._version,
                 outputs=outputs,
                 request_id=self._request_id,
-                priority=PRIORITIES[self._priority],
+                priority=self._priority,
             ),
             seconds,
         )
@@ -152,7 +155,7 @@ class GrpcClient(Client):
                 model_version=self._version,
                 outputs=outputs,
                 request_id=self._request_id,
-                priority=PRIORITIES[self._priority],
+                priority=self._priority,
                 client_timeout=left,
             ),
             seconds,

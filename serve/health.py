@@ -93,7 +93,7 @@ def load(metrics: str, deadline_seconds: float) -> Load:
         connection.request("GET", "/metrics")
         text = connection.getresponse().read().decode()
         connection.close()
-    except (OSError, http.client.HTTPException) as error:
+    except (OSError, ValueError, http.client.HTTPException) as error:
         raise Unreachable(f"{metrics}: no metrics can be read there ({error})") from None
     return Load(
         answered=sum(int(count) for count in _ANSWERED.findall(text)),

@@ -6,8 +6,11 @@ Used by serve.client and serve.async_client, whose clients differ in how they wa
 import random
 import re
 import ssl
+import struct
 import time
-from collections.abc import Callable, Sequence
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -19,7 +22,7 @@ import tritonclient.grpc
 import tritonclient.http
 from tritonclient.utils import InferenceServerException
 
-from serve.model_config import DEFAULT_PRIORITY, ENCODED, RELEASE, Priority
+from serve.model_config import DEFAULT_PRIORITY, ENCODED, PRIORITIES, RELEASE, Priority
 from slipway.contract import LOGITS, PROBABILITIES, Preprocessing
 from slipway.errors import SlipwayError, UsageError
 
@@ -157,7 +160,7 @@ class ClientSettings:
         self._deadline_seconds = deadline_seconds
         self._retries = retries
         self._request_id = request_id
-        self._priority: Priority = priority
+        self._priority = PRIORITIES[priority]
         self._max_image_bytes = max_image_bytes
         self._open()
 
@@ -228,7 +231,12 @@ def _too_many_bytes(what: str, found: int, limit: int) -> RefusedInput:
 
 
 def request(module: ModuleType, images: npt.NDArray[np.object_], top: int) -> tuple[list[Any], list[Any]]:
-    """Inputs and outputs of a request, made of the classes of `tritonclient.http` or `tritonclient.grpc`."""
+    """Inputs and outputs of a request, made of the classes of `tritonclient.http` or `tritonclient.grpc`.
+
+    Raises UsageError for `top` below 1.
+    """
+    if top < 1:
+        raise UsageError(f"top is {top}; must be at least 1")
     encoded = module.InferInput(ENCODED, list(images.shape), "BYTES")
     encoded.set_data_from_numpy(images)
     # Classification is Triton's own: it makes the server answer with names from the label file.
@@ -238,6 +246,16 @@ def request(module: ModuleType, images: npt.NDArray[np.object_], top: int) -> tu
         module.InferRequestedOutput(RELEASE),
     ]
     return [encoded], outputs
+
+
+@contextmanager
+def understood(url: str) -> Iterator[None]:
+    """Around a call and what is read out of its answer: raises ServerFailure if that is none of Triton's."""
+    try:
+        yield
+    except _UNREADABLE as error:
+        found = f"{type(error).__name__}: {error}"
+        raise ServerFailure(f"{url}: does not answer as Triton does ({found}); is this its port?") from error
 
 
 def http_answers(result: tritonclient.http.InferResult) -> list[Answer]:
@@ -250,10 +268,12 @@ def grpc_answers(result: tritonclient.grpc.InferResult) -> list[Answer]:
 
 def http_error(url: str, error: InferenceServerException) -> ServingError:
     """What an answer that is none means, over HTTP."""
-    if error.debug_details() is not None:  # the body, where it is not what Triton would say
+    status, message = error.status() or "200", error.message()
+    unlike_triton = error.debug_details() is not None or not isinstance(message, str)
+    if unlike_triton or message.startswith(_NO_TEXT):
         return ServerFailure(
-            f"{url}: answers with HTTP status {error.status()}, but not as Triton does; is this its HTTP port?",
-            error.status(),
+            f"{url}: answers with HTTP status {status}, but not as Triton does; is this its HTTP port?",
+            status,
         )
     causes: dict[str, type[ServingError]] = {
         "401": NotAllowed,
@@ -301,6 +321,10 @@ CHANNEL = [
     # gRPC alone would send even a request to 127.0.0.1 to the proxy that http_proxy names; HTTP does not.
     ("grpc.enable_http_proxy", 0),
 ]
+# What reading something else as an answer of Triton's ends in.
+_UNREADABLE = (AttributeError, EOFError, LookupError, TypeError, ValueError, struct.error, zlib.error)
+# Triton's client, of an answer in another encoding than that of JSON.
+_NO_TEXT = "Failed to encode using UTF-8"
 _REFUSED = ("400", "413", "INVALID_ARGUMENT")
 # Over gRPC a full queue has the same status as a lost connection; only Triton's words tell them apart.
 _QUEUE_MESSAGES = ("Exceeds maximum queue size", "Request timeout expired")

@@ -1,24 +1,30 @@
 """One error for each cause, each within its deadline, over both protocols."""
 
+import asyncio
 import http.server
+import json
 import os
 import signal
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
+from serve import health
 from serve import protocol as protocols
+from serve.async_client import ASYNC_CLIENTS
 from serve.client import CLIENTS
 from serve.front import Front
 from serve.protocol import Answer, DeadlineExceeded, Overloaded, RefusedInput, ServerFailure, Unreachable
 from serve.release import Release
 from serve.server import LOOPBACK, Server, free_ports, serving
+from slipway.errors import UsageError
 from tests import images
 from tests.serve.tools import SLOW, SLOW_SECONDS, ask_together, edit_config, variant, wait_until
 
@@ -163,6 +169,88 @@ def test_a_server_that_is_not_triton_is_a_failure_in_words() -> None:
         ):
             client.classify([b""])
         other.shutdown()
+
+
+@contextmanager
+def web_server(body: bytes, headers: Mapping[str, str]) -> Iterator[str]:
+    """It answers everything with status 200 and the same body."""
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.rfile.read(int(self.headers.get("Content-Length", 0)))
+            self.send_response(200)
+            for name, value in {**headers, "Content-Length": str(len(body))}.items():
+                self.send_header(name, value)
+            self.end_headers()
+            self.wfile.write(body)
+
+        do_POST = do_GET  # noqa: N815 - it is called so
+
+        def log_message(self, *args: object) -> None:
+            """Nobody reads it."""
+
+    with http.server.ThreadingHTTPServer((LOOPBACK, 0), Handler) as other:
+        threading.Thread(target=other.serve_forever, daemon=True).start()
+        yield f"{LOOPBACK}:{other.server_port}"
+        other.shutdown()
+
+
+def with_output(**content: object) -> bytes:
+    """JSON of an answer that has something of what it should have."""
+    output = {"name": "probabilities", "datatype": "BYTES", "shape": [1], **content}
+    return json.dumps({"model_version": "1", "outputs": [output]}).encode()
+
+
+HALF_AN_OUTPUT = with_output(parameters={"binary_data_size": 2})
+
+
+@pytest.mark.parametrize(
+    ("body", "headers"),
+    [
+        (b"x", {}),
+        (b"", {}),
+        (b"{}", {}),
+        (b"[]", {}),
+        (b"<p>caf\xe9</p>", {}),
+        (b"x", {"Content-Encoding": "deflate"}),
+        (with_output(data=["x"]), {}),
+        (HALF_AN_OUTPUT + b"ab", {"Inference-Header-Content-Length": str(len(HALF_AN_OUTPUT))}),
+    ],
+)
+def test_a_web_server_that_is_content_with_everything_is_a_failure_in_words(
+    body: bytes, headers: dict[str, str]
+) -> None:
+    words = "not answer as Triton does|not as Triton does; is this its HTTP port"
+
+    async def ask(url: str, method: str, *arguments: object) -> None:
+        async with ASYNC_CLIENTS["http"](url) as client:
+            await getattr(client, method)(*arguments)
+
+    with web_server(body, headers) as url, CLIENTS["http"](url) as client:
+        for method, arguments in (("classify", ([b""],)), ("server_version", ())):
+            with pytest.raises(ServerFailure, match=words):
+                getattr(client, method)(*arguments)
+            with pytest.raises(ServerFailure, match=words):
+                asyncio.run(ask(url, method, *arguments))
+
+
+def test_what_cannot_be_read_is_no_metrics() -> None:
+    with web_server(b"\xff", {}) as url, pytest.raises(Unreachable, match="no metrics can be read there"):
+        health.load(url, PATIENCE)
+
+
+def test_none_of_the_most_probable_classes_is_wrong_usage(protocol: str) -> None:
+    """Nobody is asked: nobody is there."""
+
+    async def ask(url: str) -> None:
+        async with ASYNC_CLIENTS[protocol](url) as client:
+            await client.classify([b""], top=-1)
+
+    nobody = f"{LOOPBACK}:{free_ports().http}"
+    with CLIENTS[protocol](nobody) as client, pytest.raises(UsageError, match="top is 0; must be at least 1"):
+        client.classify([b""], top=0)
+    with pytest.raises(UsageError, match="top is -1; must be at least 1"):
+        asyncio.run(ask(nobody))
 
 
 def test_an_image_over_the_limit_is_not_even_sent(protocol: str) -> None:
