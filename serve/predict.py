@@ -25,6 +25,7 @@ from serve.protocol import (
     Patience,
     RefusedInput,
     Unreachable,
+    too_many_bytes,
 )
 from slipway.errors import SlipwayError, UsageError
 
@@ -163,12 +164,19 @@ async def _rows(files: Sequence[Path], connect: Connect, wait: Callable[[], obje
 
 async def _ask(client: AsyncClient, file: Path, wait: Callable[[], object]) -> Row:
     try:
-        answer = await _classify(client, await asyncio.to_thread(file.read_bytes), wait)
+        answer = await _classify(client, await asyncio.to_thread(_read, file), wait)
     except RefusedInput as error:
         return Row(file=file, error=str(error))
     except OSError as error:
         return Row(file=file, error=f"cannot be read ({error.strerror})")
     return Row(file=file, answer=answer)
+
+
+def _read(file: Path) -> bytes:
+    """Raises RefusedInput, before it is read, for what no request has room for; OSError if it cannot be read."""
+    if (size := file.stat().st_size) > MAX_REQUEST_BYTES:
+        raise too_many_bytes("the file has", size, MAX_REQUEST_BYTES)
+    return file.read_bytes()
 
 
 async def _classify(client: AsyncClient, image: bytes, wait: Callable[[], object]) -> Answer:

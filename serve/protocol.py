@@ -217,15 +217,16 @@ def tensor(images: Sequence[bytes], max_image_bytes: int = MAX_IMAGE_BYTES) -> n
     """
     for index, data in enumerate(images):
         if len(data) > max_image_bytes:
-            raise _too_many_bytes(f"image {index} has", len(data), max_image_bytes)
+            raise too_many_bytes(f"image {index} has", len(data), max_image_bytes)
     if (total := sum(map(len, images))) > MAX_REQUEST_BYTES:
-        raise _too_many_bytes(f"the {len(images)} images have together", total, MAX_REQUEST_BYTES)
+        raise too_many_bytes(f"the {len(images)} images have together", total, MAX_REQUEST_BYTES)
     result = np.empty((len(images), 1), dtype=np.object_)
     result[:, 0] = images
     return result
 
 
-def _too_many_bytes(what: str, found: int, limit: int) -> RefusedInput:
+def too_many_bytes(what: str, found: int, limit: int) -> RefusedInput:
+    """what: who has them, with its verb. found, limit: bytes."""
     message = f"TOO_MANY_BYTES: {what} {found:,} bytes; the limit is {limit:,}. It was not sent"
     return RefusedInput(message, status="", code="TOO_MANY_BYTES")
 

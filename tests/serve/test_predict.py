@@ -3,6 +3,7 @@
 import asyncio
 import csv
 import json
+import os
 import sys
 from functools import partial
 from pathlib import Path
@@ -145,6 +146,24 @@ def test_a_server_that_is_replaced_is_waited_for(folder: Path, server: Server, p
         (row,) = asyncio.run(ask(front))
     assert row.answer is not None
     assert row.answer.label == "7"
+
+
+def test_a_file_larger_than_any_request_is_refused_unread_and_the_others_are_answered(
+    folder: Path, refusing: type[Refusing], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Case D17: no machine has memory for all of it."""
+    video = folder / "good" / "00.mp4"
+    video.touch()
+    os.truncate(video, 2**40)
+    refusing.errors = []
+    lines: list[str] = []
+    with pytest.raises(SlipwayError, match="1 of 2 files were refused"):
+        predict.run(
+            [str(video), str(folder / "good" / "07.png")], f"{LOOPBACK}:1", "http", "text", lines.append
+        )
+    assert lines == [f"{folder / 'good' / '07.png'}: 7 (100.0%)"]
+    words = "the file has 1,099,511,627,776 bytes; the limit is 268,435,456. It was not sent"
+    assert f"{video}: TOO_MANY_BYTES: {words}" in caplog.text
 
 
 def test_on_a_terminal_it_says_that_it_waits(
