@@ -120,10 +120,9 @@ class AsyncHttpClient(AsyncClient):
         """aiohttp would spend all of the first call's deadline on a connection that nobody takes."""
         if self._connected:
             return
-        host, port = self._url.rsplit(":", 1)
         try:
             async with asyncio.timeout(min(self._connect_seconds, seconds)):
-                _, writer = await asyncio.open_connection(host, int(port))
+                _, writer = await asyncio.open_connection(self._host, self._port)
         except OSError as error:  # TimeoutError is one
             raise Unreachable(
                 f"{self._url}: no server answers there over HTTP ({error})", sent=False

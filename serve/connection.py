@@ -3,6 +3,7 @@
 All of it is checked before anything is sent. Light to import: `python -m serve --help` does.
 """
 
+import ipaddress
 import os
 import re
 import ssl
@@ -17,10 +18,29 @@ LAST_PORT = 65535
 def address(option: str, given: str) -> str:
     """host:port. `up` prints addresses as a browser wants them, Triton's clients want them bare. Raises UsageError."""
     bare = given.removeprefix("http://").rstrip("/")
-    found = re.fullmatch(r"[^\s/]+:(?P<port>\d+)", bare)
-    if found is None or not 0 < int(found["port"]) <= LAST_PORT:
-        raise UsageError(f"command line: --{option} is {given}; expected host:port")
+    try:
+        host_and_port(bare)
+    except ValueError as error:
+        raise UsageError(f"command line: --{option} is {given}; {error}") from None
     return bare
+
+
+def host_and_port(text: str) -> tuple[str, int]:
+    """What host:port consists of. A host of IPv6 stands in brackets there, and without them in the result.
+
+    Raises ValueError, whose words say what is wrong with it.
+    """
+    found = re.fullmatch(r"(?:\[(?P<ipv6>[^\s/\]]+)\]|(?P<name>[^\s/:\[\]]+)):(?P<port>\d+)", text)
+    if found is None or not 0 < int(found["port"]) <= LAST_PORT:
+        raise ValueError("expected host:port")
+    host = found["ipv6"] or found["name"]
+    try:
+        if found["ipv6"]:
+            ipaddress.IPv6Address(host)
+        host.encode("idna")  # as is done before a name is looked up
+    except ValueError:
+        raise ValueError(f"expected host:port, and {host} can be no host") from None
+    return host, int(found["port"])
 
 
 def api_key(file: Path | None, url: str) -> str:

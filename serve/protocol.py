@@ -22,6 +22,7 @@ import tritonclient.grpc
 import tritonclient.http
 from tritonclient.utils import InferenceServerException
 
+from serve import connection
 from serve.model_config import DEFAULT_PRIORITY, ENCODED, PRIORITIES, RELEASE, Priority
 from slipway.contract import LOGITS, PROBABILITIES, Preprocessing
 from slipway.errors import SlipwayError, UsageError
@@ -149,8 +150,12 @@ class ClientSettings:
     ) -> None:
         self._tls = url.startswith("https://")
         self._url = url.removeprefix("https://")
-        if "/" in self._url:
-            raise UsageError(f"{url}: is no address of a server; write host:port, or https://host:port")
+        try:
+            self._host, self._port = connection.host_and_port(self._url)
+        except ValueError:
+            raise UsageError(
+                f"{url}: is no address of a server; write host:port, or https://host:port"
+            ) from None
         if api_key and not self._tls:
             raise UsageError(f"{url}: an API key is only sent over TLS; write https://{url}")
         self._api_key = api_key

@@ -172,8 +172,11 @@ def test_a_server_that_is_not_triton_is_a_failure_in_words() -> None:
 
 
 @contextmanager
-def web_server(body: bytes, headers: Mapping[str, str]) -> Iterator[str]:
+def web_server(body: bytes, headers: Mapping[str, str], host: str = LOOPBACK) -> Iterator[str]:
     """It answers everything with status 200 and the same body."""
+
+    class Server(http.server.ThreadingHTTPServer):
+        address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
 
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -189,9 +192,9 @@ def web_server(body: bytes, headers: Mapping[str, str]) -> Iterator[str]:
         def log_message(self, *args: object) -> None:
             """Nobody reads it."""
 
-    with http.server.ThreadingHTTPServer((LOOPBACK, 0), Handler) as other:
+    with Server((host, 0), Handler) as other:
         threading.Thread(target=other.serve_forever, daemon=True).start()
-        yield f"{LOOPBACK}:{other.server_port}"
+        yield f"[{host}]:{other.server_port}" if ":" in host else f"{host}:{other.server_port}"
         other.shutdown()
 
 
@@ -232,6 +235,26 @@ def test_a_web_server_that_is_content_with_everything_is_a_failure_in_words(
                 getattr(client, method)(*arguments)
             with pytest.raises(ServerFailure, match=words):
                 asyncio.run(ask(url, method, *arguments))
+
+
+def has_ipv6() -> bool:
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError:
+        return False
+    return True
+
+
+@pytest.mark.skipif(not has_ipv6(), reason="this machine has no IPv6, not even to itself")
+def test_a_host_of_ipv6_is_asked() -> None:
+    async def ask(url: str) -> str:
+        async with ASYNC_CLIENTS["http"](url) as client:
+            return await client.server_version()
+
+    with web_server(b'{"version": "2.51.0"}', {}, host="::1") as url:
+        with CLIENTS["http"](url) as client:
+            assert client.server_version() == "2.51.0"
+        assert asyncio.run(ask(url)) == "2.51.0"
 
 
 def test_what_cannot_be_read_is_no_metrics() -> None:

@@ -65,6 +65,11 @@ def serve(*arguments: str | Path, cwd: Path | None = None) -> subprocess.Complet
         (["health", "--grpc", "127.0.0.1:0"], "--grpc is 127.0.0.1:0; expected host:port"),
         (["watch", "--http", "https://127.0.0.1:1"], "--http is https://127.0.0.1:1; expected host:port"),
         (["watch", "--metrics", "localhost"], "--metrics is localhost; expected host:port"),
+        (
+            ["predict", __file__, "--url", "a..b:8000"],
+            "--url is a..b:8000; expected host:port, and a..b can be no host",
+        ),
+        (["predict", __file__, "--url", "::1:8000"], "--url is ::1:8000; expected host:port"),
         (["watch", "--port", "70000"], "--port is 70000; must be within 0..65535"),
         (["predict", "a.png", "--api-key-file", "none"], "--api-key-file none: cannot be read"),
         (["predict", "a.png", "--api-key-file", __file__], "test_command.py: holds no key"),

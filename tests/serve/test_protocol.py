@@ -1,5 +1,7 @@
 """How long, how often and how much, before anything is sent."""
 
+import re
+
 import pytest
 from tritonclient.utils import InferenceServerException
 
@@ -27,9 +29,25 @@ def test_a_key_is_not_sent_without_tls(client: type[ClientSettings]) -> None:
 
 
 @pytest.mark.parametrize("client", [*CLIENTS.values(), *ASYNC_CLIENTS.values()])
-def test_an_address_of_another_kind_is_told(client: type[ClientSettings]) -> None:
-    with pytest.raises(UsageError, match="http://host:8000: is no address of a server; write host:port, or"):
-        client("http://host:8000")
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://host:8000",
+        "host",
+        "host:0",
+        "host:65536",
+        "a..b:8000",
+        f"{'a' * 64}.org:8000",
+        "https://a..b:8000",
+        "::1:8000",
+        "[::1:8000",
+        "[host]:8000",
+    ],
+)
+def test_an_address_of_another_kind_is_told(client: type[ClientSettings], url: str) -> None:
+    words = f"{url}: is no address of a server; write host:port, or https://host:port"
+    with pytest.raises(UsageError, match=re.escape(words)):
+        client(url)
 
 
 @pytest.mark.parametrize(
