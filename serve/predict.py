@@ -222,7 +222,8 @@ def _json(row: Row) -> str:
             "probabilities": [float(value) for value in row.answer.probabilities],
             "release": row.answer.release,
         }
-    return json.dumps(content, ensure_ascii=False)
+    # In ASCII: where stdout is not UTF-8, Python would write what it cannot as \xe9, which is no JSON.
+    return json.dumps(content)
 
 
 # Name -> the line that comes first, if one does, and the line of a row, empty where it has none.

@@ -166,6 +166,20 @@ def test_a_file_larger_than_any_request_is_refused_unread_and_the_others_are_ans
     assert f"{video}: TOO_MANY_BYTES: {words}" in caplog.text
 
 
+@pytest.mark.parametrize("name", [b"caf\xc3\xa9.png", b"caf\xe9.png"], ids=["UTF-8", "Latin-1"])
+def test_json_is_ascii_whatever_a_file_is_called(
+    tmp_path: Path, refusing: type[Refusing], name: bytes
+) -> None:
+    """So it is JSON in every encoding of stdout, and has the file's name, byte for byte."""
+    file = tmp_path / os.fsdecode(name)
+    file.write_bytes(images.flat(7))
+    refusing.errors = []
+    lines: list[str] = []
+    predict.run([str(file)], f"{LOOPBACK}:1", "http", "json", lines.append)
+    assert lines[0].isascii()
+    assert os.fsencode(Path(json.loads(lines[0])["file"]).name) == name
+
+
 def test_on_a_terminal_it_says_that_it_waits(
     folder: Path,
     refusing: type[Refusing],
