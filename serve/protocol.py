@@ -119,7 +119,7 @@ class Answer:
 class ClientSettings:
     """What all clients are made from.
 
-    url: host:port, or https://host:port for TLS.
+    url: host:port, or https://host:port for TLS; a host of IPv6 stands in brackets.
     api_key: what the gateway knows us by; never sent without TLS.
     certificates: PEM file of the authorities to believe, in place of the system's; for a certificate of one's own
         making, the file of that certificate.
