@@ -41,7 +41,8 @@ def main(options: list[str]) -> int:
 def run_suite(name: str, options: list[str], scratch: Path) -> int:
     """Run one environment's tests, and show line by line what they print; the coverage data go to `scratch`."""
     shown = ["--cov", "--cov-report=", "--durations=20"]
-    command = [python(name), "-m", "pytest", *shown, *options, *SUITES[name]]
+    # Unbuffered, so that who waits sees how far it is.
+    command = [python(name), "-u", "-m", "pytest", *shown, *options, *SUITES[name]]
     environment = {**os.environ, "COVERAGE_FILE": str(scratch / f".coverage.{name}")}
     with subprocess.Popen(
         command,

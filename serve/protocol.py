@@ -326,12 +326,15 @@ CHANNEL = [
     ("grpc.max_receive_message_length", -1),
     # gRPC alone would send even a request to 127.0.0.1 to the proxy that http_proxy names; HTTP does not.
     ("grpc.enable_http_proxy", 0),
+    # It connects again as soon as we ask again; left to itself, it would wait for a second, and for up to two minutes.
+    ("grpc.initial_reconnect_backoff_ms", int(1000 * FIRST_PAUSE_SECONDS)),
+    ("grpc.max_reconnect_backoff_ms", int(1000 * LONGEST_PAUSE_SECONDS)),
 ]
 # What reading something else as an answer of Triton's ends in.
 _UNREADABLE = (AttributeError, EOFError, LookupError, TypeError, ValueError, struct.error, zlib.error)
 # Triton's client, of an answer in another encoding than that of JSON.
 _NO_TEXT = "Failed to encode using UTF-8"
-_REFUSED = ("400", "413", "INVALID_ARGUMENT")
+_REFUSED = ("400", "413", "415", "INVALID_ARGUMENT")
 # Over gRPC a full queue has the same status as a lost connection; only Triton's words tell them apart.
 _QUEUE_MESSAGES = ("Exceeds maximum queue size", "Request timeout expired")
 # So has a request that something before the server refused with a status of HTTP, and one that was never sent, for

@@ -69,5 +69,5 @@ def test_suites_run_side_by_side_with_the_options_and_say_whose_line_it_is(
     assert sorted(line.split(":")[0] for line in lines) == ["serve", "train"]
     for line in lines:
         name, said = line.split(": ")
-        assert said.startswith("-m pytest --cov ")
+        assert said.startswith("-u -m pytest --cov ")
         assert said.endswith(" ".join(["-k health", *run_tests.SUITES[name]]))
