@@ -1,4 +1,5 @@
 # Every target is a thin call of `python -m train`, `python -m serve` or a script; see their --help.
+# It is `exec`uted, so that a signal to make reaches the program and not the shell alone.
 # POSIX sh and the syntax of GNU make 3.81, so that it runs on macOS too (tests/scripts/test_makefile.py).
 
 PYTHON ?= python3.11
@@ -34,94 +35,94 @@ help: ## Show this help
 	@awk 'BEGIN { FS = ":.*## " } /^[a-z][a-z-]*:.*## / { printf "  %-23s %s\n", $$1, $$2 }' Makefile
 
 pipeline: train-environment server ## The main job: data, train, evaluate, export, publish, smoke, promote, report
-	@"$(PYTHON)" scripts/pipeline.py $(OPTIONS)
+	@exec "$(PYTHON)" scripts/pipeline.py $(OPTIONS)
 
 setup: train-environment server ## Make or update the environments (the other targets do it themselves)
 
 data: train-environment ## Write the embedded data set, and find images that must not be trained on
-	@$(TRAIN) data $(OPTIONS)
+	@exec $(TRAIN) data $(OPTIONS)
 
 train: train-environment ## Train, or go on with a run that was cut short
-	@$(TRAIN) fit $(OPTIONS)
+	@exec $(TRAIN) fit $(OPTIONS)
 
 evaluate: train-environment ## Evaluate the best checkpoint on the test split
-	@$(TRAIN) evaluate $(OPTIONS)
+	@exec $(TRAIN) evaluate $(OPTIONS)
 
 export: train-environment ## Export a bundle, if it passes the parity gate
-	@$(TRAIN) export $(OPTIONS)
+	@exec $(TRAIN) export $(OPTIONS)
 
 publish: train-environment server ## Export, publish the bundle as a release, try it, and let it be served
-	@bundle="$$($(TRAIN) export $(OPTIONS))" && $(SERVE) publish --bundle "$$bundle"
+	@bundle="$$($(TRAIN) export $(OPTIONS))" && exec $(SERVE) publish --bundle "$$bundle"
 
 promote: server ## Try a release and let it be served: make promote RELEASE=name
 	@test -n "$(RELEASE)" || { echo 'error: name the release: make promote RELEASE=name' >&2; exit 2; }
-	@$(SERVE) promote "$(RELEASE)" $(ARGS)
+	@exec $(SERVE) promote "$(RELEASE)" $(ARGS)
 
 rollback: serve-environment ## Serve the release from before again
-	@$(SERVE) rollback $(ARGS)
+	@exec $(SERVE) rollback $(ARGS)
 
 releases: serve-environment ## List the releases, and say which is served
-	@$(SERVE) list $(ARGS)
+	@exec $(SERVE) list $(ARGS)
 
 serve: server ## Serve the current release in the foreground (Ctrl-C stops it)
-	@$(SERVE) up $(ARGS)
+	@exec $(SERVE) up $(ARGS)
 
 gateway: serve-environment ## TLS, keys, limits and the try-it page in front of a running `make serve` (Ctrl-C stops it)
-	@$(SERVE_PYTHON) -m deploy.gateway up $(ARGS)
+	@exec $(SERVE_PYTHON) -m deploy.gateway up $(ARGS)
 
 stack: deploy-environment ## Start the whole service with Docker Compose, for a CPU or a GPU: make stack PROFILE=gpu
-	@$(SERVE_PYTHON) -m deploy.stack up --profile "$(PROFILE)"
+	@exec $(SERVE_PYTHON) -m deploy.stack up --profile "$(PROFILE)"
 
 smoke: train-environment server ## Publish, and send every test image through a server of its own; promote nothing
 	@data="$$($(TRAIN) data $(OPTIONS))" \
 	&& evaluation="$$($(TRAIN) evaluate $(OPTIONS))" \
 	&& bundle="$$($(TRAIN) export $(OPTIONS))" \
 	&& release="$$($(SERVE) publish --bundle "$$bundle" --no-promote)" \
-	&& $(SERVE) smoke --release "$$release" --images "$$data" --bundle "$$bundle" --evaluation "$$evaluation" \
+	&& exec $(SERVE) smoke --release "$$release" --images "$$data" --bundle "$$bundle" --evaluation "$$evaluation" \
 		--output "$$(mktemp)"
 
 predict: serve-environment ## Ask the running server about a file, a folder or a pattern: make predict IMAGE=path
 	@test -n "$(IMAGE)" || { echo 'error: name the image: make predict IMAGE=path' >&2; exit 2; }
-	@$(SERVE) predict "$(IMAGE)" $(ARGS)
+	@exec $(SERVE) predict "$(IMAGE)" $(ARGS)
 
 report: train-environment ## Write the report page of the run
-	@$(TRAIN) report $(OPTIONS)
+	@exec $(TRAIN) report $(OPTIONS)
 
 test: dev-environments ## Run every test in both environments, with coverage
-	@"$(PYTHON)" scripts/run_tests.py $(ARGS)
+	@exec "$(PYTHON)" scripts/run_tests.py $(ARGS)
 
 test-fast: dev-environments ## Run the tests that start no real training and no server
-	@"$(PYTHON)" scripts/run_tests.py -m "not integration and not slow" $(ARGS)
+	@exec "$(PYTHON)" scripts/run_tests.py -m "not integration and not slow" $(ARGS)
 
 chaos-train: dev-environments ## Kill real training 52 times at random moments; it must not lose or repeat a step
-	@$(TRAIN_PYTHON) -m pytest tests/integration/test_kill_anywhere.py --kills 13 -v -s $(ARGS)
+	@exec $(TRAIN_PYTHON) -m pytest tests/integration/test_kill_anywhere.py --kills 13 -v -s $(ARGS)
 
 equivalence: dev-environments ## Train in every combination of strategy, compilation, micro-batches and precision
-	@$(TRAIN_PYTHON) -m pytest tests/integration/test_equivalence.py --whole-matrix -v $(ARGS)
+	@exec $(TRAIN_PYTHON) -m pytest tests/integration/test_equivalence.py --whole-matrix -v $(ARGS)
 
 chaos-serve: dev-environments ## Kill, overload, switch, starve a real service under load; no answer may be wrong
-	@$(SERVE_PYTHON) -m pytest tests/serve/test_chaos.py tests/serve/test_chaos_of_the_machine.py --rounds 5 -s $(ARGS)
+	@exec $(SERVE_PYTHON) -m pytest tests/serve/test_chaos.py tests/serve/test_chaos_of_the_machine.py --rounds 5 -s $(ARGS)
 
 soak: dev-environments ## Ask a real service for 30 minutes at 70 % of what it can; nothing may grow or leak
-	@$(SERVE_PYTHON) -m pytest tests/serve/test_soak.py --soak-minutes 30 -s $(ARGS)
+	@exec $(SERVE_PYTHON) -m pytest tests/serve/test_soak.py --soak-minutes 30 -s $(ARGS)
 
 fuzz-preprocessing: serve-environment ## Feed N damaged images to preprocessing: they are read, or refused in words
-	@$(SERVE_PYTHON) -m tests.slipway.fuzz $(N)
+	@exec $(SERVE_PYTHON) -m tests.slipway.fuzz $(N)
 
 benchmark-preprocessing: python ## Preprocessing beside torchvision, OpenCV and Pillow; fails above a target
 	@$(ENVIRONMENT) train --benchmark
-	@$(TRAIN_PYTHON) -m benchmarks.preprocessing $(ARGS)
+	@exec $(TRAIN_PYTHON) -m benchmarks.preprocessing $(ARGS)
 
 benchmark-training: python ## Our step and data path beside a bare loop, Lightning, timm and torchvision
 	@$(ENVIRONMENT) train --benchmark
-	@$(TRAIN_PYTHON) -m benchmarks.training $(ARGS)
+	@exec $(TRAIN_PYTHON) -m benchmarks.training $(ARGS)
 
 benchmark-export: train-environment ## Latency of every format against ONNX Runtime, and what each costs in accuracy
-	@$(TRAIN_PYTHON) -m benchmarks.export $(ARGS)
+	@exec $(TRAIN_PYTHON) -m benchmarks.export $(ARGS)
 
 benchmark-pretrained: python ## What fp16, bf16 and int8 cost a pretrained network on real photographs
 	@$(ENVIRONMENT) train --benchmark
-	@$(TRAIN_PYTHON) -m benchmarks.pretrained $(ARGS)
+	@exec $(TRAIN_PYTHON) -m benchmarks.pretrained $(ARGS)
 
 # Without BUNDLE it trains one, twice exported: as peers would serve it, and as it is fastest.
 benchmark-serving: train-environment server ## Served, against the same work without a server, and behind other servers
@@ -131,49 +132,49 @@ benchmark-serving: train-environment server ## Served, against the same work wit
 	&& $(TRAIN_PYTHON) -m benchmarks.photographs build/photographs && $(TRAIN) fit $$options >&2 \
 	&& plain="$$($(TRAIN) export $$options)" \
 	&& best="$$($(TRAIN) export $$options --recommend --export.formats '[onnx, onnx-int8, openvino-int8]')" \
-	&& $(SERVE_PYTHON) -m benchmarks.serving "$$plain" --best "$$best" $(ARGS)
+	&& exec $(SERVE_PYTHON) -m benchmarks.serving "$$plain" --best "$$best" $(ARGS)
 
 trend: python ## Make a page of what benchmarks found so far, with ARGS="--json trend/results.jsonl"
-	@"$(PYTHON)" scripts/trend.py trend/results.jsonl trend/index.html
+	@exec "$(PYTHON)" scripts/trend.py trend/results.jsonl trend/index.html
 
 image: deploy-environment ## Build an image, in the engine that runs here: make image TARGET=serve, gateway or train
-	@$(DEPLOY) image --target "$(TARGET)" $(ARGS)
+	@exec $(DEPLOY) image --target "$(TARGET)" $(ARGS)
 
 smoke-deploy: deploy-environment ## Try the serving image in a container, with BUNDLE=path or what `make export` makes
 	@bundle="$(BUNDLE)"; test -n "$$bundle" || bundle="$$($(MAKE) --no-print-directory export ARGS=)" \
-	&& $(DEPLOY) smoke --bundle "$$bundle" $(ARGS)
+	&& exec $(DEPLOY) smoke --bundle "$$bundle" $(ARGS)
 
 sbom: deploy-environment ## List what the locks install, as CycloneDX, in build/sbom
-	@$(DEPLOY) sbom $(ARGS)
+	@exec $(DEPLOY) sbom $(ARGS)
 
 lint: dev-environments ## Check every file with its linter: locks, style, types, scripts, YAML, workflows, manifests
-	@$(SERVE_PYTHON) scripts/lint.py $(ARGS)
+	@exec $(SERVE_PYTHON) scripts/lint.py $(ARGS)
 
 format: dev-environments ## Format the code and mend what can be mended
-	@$(TRAIN_PYTHON) -m ruff check --fix .
-	@$(TRAIN_PYTHON) -m ruff format .
+	@exec $(TRAIN_PYTHON) -m ruff check --fix .
+	@exec $(TRAIN_PYTHON) -m ruff format .
 
 # The lock tool comes with the smaller environment; ARGS=--upgrade moves what no .in file pins.
 lock: python ## Pin requirements/*.in, with hashes, in requirements/*.lock
 	@$(ENVIRONMENT) serve --dev
-	@$(SERVE_PYTHON) scripts/lock.py $(ARGS)
+	@exec $(SERVE_PYTHON) scripts/lock.py $(ARGS)
 
 rename: python ## Give a fork a name of its own, everywhere: make rename NAME=harbour
 	@test -n "$(NAME)" || { echo 'error: say how it shall be called: make rename NAME=harbour' >&2; exit 2; }
 	@$(ENVIRONMENT) serve --dev
-	@"$(PYTHON)" scripts/fork.py rename "$(NAME)"
+	@exec "$(PYTHON)" scripts/fork.py rename "$(NAME)"
 
 update: python ## Merge what upstream has done since into a fork, under its name: make update FROM=upstream/main
 	@test -n "$(FROM)" || { echo 'error: name a commit: make update FROM=upstream/main' >&2; exit 2; }
 	@$(ENVIRONMENT) serve --dev
-	@"$(PYTHON)" scripts/fork.py update "$(FROM)"
+	@exec "$(PYTHON)" scripts/fork.py update "$(FROM)"
 
 clean: ## Remove what the stages made (never .venv, nor an image folder of your own)
 	rm -rf data/digits data/photos data/.cache runs bundles model_repository
 	rm -rf .coverage htmlcov .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 programs: python ## Install, as root, the Debian packages that the tests of deploy/ use
-	@"$(PYTHON)" scripts/programs.py
+	@exec "$(PYTHON)" scripts/programs.py
 
 extras: train-environment ## Install experiment trackers, and the reader of Hugging Face data sets
 	@$(ENVIRONMENT) train --extras

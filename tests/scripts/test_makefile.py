@@ -1,14 +1,19 @@
 """`make` is the same on every machine (case E09), from every directory, and removes only what is its own."""
 
+import contextlib
 import os
 import re
 import shutil
+import signal
 import subprocess
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
+PATIENCE = 120
 MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")
 
 # What GNU make 3.81, BSD tools or a plain POSIX sh do not have.
@@ -147,6 +152,32 @@ def test_failing_stage_ends_a_target_of_several(checkout: Path) -> None:
     done = make(checkout, f"PYTHON={checkout}/python3.11", "publish")
     assert done.returncode != 0
     assert "<publish>" not in done.stderr
+
+
+@pytest.mark.parametrize("target", ["pipeline", "train", "serve"])
+def test_signal_to_make_reaches_the_program_which_ends_in_its_own_time(checkout: Path, target: str) -> None:
+    """A shell between them would end at once, and leave the program running for nobody."""
+    program = "#!/bin/sh\ncase $* in *environment.py*) exit;; esac\n"
+    program += "trap 'sleep 0.5; touch saved; exit 75' TERM\ntouch started\nwhile :; do sleep 0.1; done\n"
+    for python in ("python3.11", ".venv/train/bin/python", ".venv/serve/bin/python"):
+        (checkout / python).write_text(program)
+    command = ["make", "-C", str(checkout), f"PYTHON={checkout}/python3.11", target]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, start_new_session=True) as process:
+        try:
+            wait_until((checkout / "started").exists)
+            process.terminate()
+            process.wait(timeout=PATIENCE)
+            assert (checkout / "saved").exists()
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
 
 
 def test_missing_python_is_explained(checkout: Path) -> None:
