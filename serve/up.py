@@ -65,12 +65,24 @@ def describe(front: Front, release: Release) -> str:
   HTTP     http://{front.http}
   gRPC     {front.grpc}
   metrics  http://{front.metrics}/metrics, and of the service http://{front.metrics}/metrics/service
-
+{elsewhere(front)}
 Ask it with curl:
 
 {curl_example(front, release)}
 
 Ctrl-C stops it."""
+
+
+def elsewhere(front: Front) -> str:
+    """What commands are to be told that look on the usual ports, where these are others."""
+    if front.ports == USUAL_PORTS:
+        return ""
+    return f"""
+These are not the usual ports, so commands have to be told:
+
+  make predict IMAGE=... ARGS="--url {front.http}"
+  make gateway ARGS="--stable {front.http} {front.grpc}"
+"""
 
 
 def curl_example(front: Front, release: Release) -> str:

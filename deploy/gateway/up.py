@@ -1,6 +1,7 @@
 """Run the gateway in the foreground until Ctrl-C or SIGTERM."""
 
 import logging
+import socket
 
 from deploy.gateway import certificate, keys
 from deploy.gateway.nginx import Gateway
@@ -12,6 +13,7 @@ FOLDER = PROJECT_ROOT / ".gateway"
 KEYS = FOLDER / "keys.conf"
 CERTIFICATE = FOLDER / "certificate.pem"
 CERTIFICATE_KEY = FOLDER / "certificate.key"
+CONNECT_SECONDS = 2.0
 
 logger = logging.getLogger(__name__)
 
@@ -22,9 +24,23 @@ def run(settings: Settings) -> None:
     try:
         with Gateway(settings) as gateway:
             logger.info("%s", describe(gateway, settings))
+            warn_of_nobody(settings.stable.http)
             gateway.wait()
     except KeyboardInterrupt:
         logger.info("stopped")
+
+
+def warn_of_nobody(address: str) -> None:
+    """Say so if nobody listens where requests go to. Whoever answers them may still be starting."""
+    host, port = address.rsplit(":", 1)
+    try:
+        socket.create_connection((host, int(port)), timeout=CONNECT_SECONDS).close()
+    except OSError as error:
+        logger.warning(
+            "WARNING: nobody listens on %s yet (%s); `make serve` says where it does, and --stable takes that",
+            address,
+            error.strerror or error,
+        )
 
 
 def prepare(settings: Settings) -> None:

@@ -5,6 +5,7 @@ import socket
 import pytest
 
 from serve import up
+from serve.front import Front
 from serve.server import LOOPBACK, Ports, free_ports
 
 
@@ -37,3 +38,11 @@ def test_each_port_that_is_in_use_is_replaced_and_named(
         f"port {usual.http} is in use; taking {chosen.http}",
         f"port {usual.metrics} is in use; taking {chosen.metrics}",
     ]
+
+
+def test_commands_are_told_of_ports_that_are_not_the_usual_ones(usual: Ports) -> None:
+    with Front(free_ports()) as front:
+        assert f'make predict IMAGE=... ARGS="--url {front.http}"' in up.elsewhere(front)
+        assert f'make gateway ARGS="--stable {front.http} {front.grpc}"' in up.elsewhere(front)
+    with Front(usual) as front:
+        assert up.elsewhere(front) == ""

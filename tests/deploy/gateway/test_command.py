@@ -2,6 +2,7 @@
 
 import re
 import signal
+import socket
 import ssl
 import stat
 import subprocess
@@ -110,3 +111,12 @@ def test_wrong_settings_are_named_before_anything_is_made(
     monkeypatch.setattr(up, "prepare", lambda _: pytest.fail("makes something"))
     with pytest.raises(UsageError, match=problem):
         commands.main(["up", *arguments])
+
+
+def test_nobody_behind_it_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    with socket.create_server((LOOPBACK, 0)) as somebody:
+        address = f"{LOOPBACK}:{somebody.getsockname()[1]}"
+        up.warn_of_nobody(address)
+        assert not caplog.text
+    up.warn_of_nobody(address)
+    assert f"WARNING: nobody listens on {address} yet (Connection refused); `make serve` says" in caplog.text
