@@ -26,7 +26,7 @@ from serve import connection
 from slipway import command, config
 from slipway.cpus import available_cpus
 from slipway.errors import UsageError
-from slipway.paths import PROJECT_ROOT, relative_to_project
+from slipway.paths import PROJECT_ROOT
 
 REPOSITORY = PROJECT_ROOT / "model_repository"
 CURRENT = REPOSITORY / "current"
@@ -399,7 +399,7 @@ def _add_path(parser: argparse.ArgumentParser, option: str, help: str, default: 
     if default is None:
         parser.add_argument(option, type=Path, default=argparse.SUPPRESS, metavar="PATH", help=help)
     else:
-        shown = relative_to_project(default)
+        shown = default.relative_to(PROJECT_ROOT)  # a link is followed when it is used, and not before
         parser.add_argument(
             option, type=Path, default=default, metavar="PATH", help=f"{help} (default: {shown})"
         )

@@ -88,7 +88,8 @@ def table(repository: Path) -> Iterator[str]:
             if about["format"] != FORMAT:
                 yield f"{place:8}  {directory.name}  of another version of Slipway; publish its bundle again"
                 continue
-            yield f"{place:8}  {directory.name}  {about['identity']}  {about['target']}  {about['artefact']}"
+            form = ", fused" if about.get("fused") else ""
+            yield f"{place:8}  {directory.name}  {about['identity']}  {about['target']}  {about['artefact']}{form}"
         except (OSError, ValueError, KeyError, TypeError) as error:
             yield f"{place:8}  {directory.name}  damaged: {ABOUT} cannot be read ({error!r})"
 

@@ -251,7 +251,9 @@ def _flush(directory: Path) -> None:
 def _publish(staging: Path, destination: Path) -> None:
     # rename() replaces an empty directory silently, and a full one not at all.
     if destination.exists():
-        raise SealError(f"{destination}: is already there; sealed directories are never overwritten")
+        raise SealError(
+            f"{destination}: is already there; sealed directories are never overwritten. If it is damaged, remove it"
+        )
     staging.rename(destination)
     fsync(destination.parent)
 

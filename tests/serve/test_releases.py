@@ -218,12 +218,14 @@ def test_the_list_says_what_is_served_and_what_was(
     releases.promote(first)
     releases.promote(second)
     container = repository.publish(bundle.directory, tmp_path, "container", CPUS)
+    fused = repository.publish(bundle.directory, tmp_path, "embedded", CPUS, fused=True)
     identity = json.loads((first / "release.json").read_text())["identity"]
     assert sorted(releases.table(tmp_path)) == sorted(
         [
             f"previous  {first.name}  {identity}  embedded  onnx",
             f"current   {second.name}  {identity}  embedded  onnx",
             f"          {container.name}  {identity}  container  onnx",
+            f"          {fused.name}  {identity}  embedded  onnx, fused",
         ]
     )
     assert list(releases.table(tmp_path / "none")) == []
