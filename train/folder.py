@@ -67,6 +67,10 @@ def _images(root: Path, parent: Path, split: Split | None) -> Iterator[Found]:
     for folder in sorted(parent.iterdir()):
         if folder.name.startswith(_IGNORED_FOLDERS) or not folder.exists():
             ignored.append(folder)
+        elif split is None and all((folder / name).is_dir() for name in SPLITS):
+            raise DataError(
+                f"{folder}: is no class but a data set of its own, with {', '.join(SPLITS)} in it; set data.root to it"
+            )
         elif folder.is_dir():
             images = list[Path]()
             for path in sorted(_entries(folder)):

@@ -305,9 +305,12 @@ def _unknown(key: str, known: Sequence[str] | Mapping[str, Any]) -> str:
     """`key` is not an option, and what was probably meant: compared as a whole, and by its last part."""
     leaf = key.rsplit(".", 1)[-1].replace("-", "_")
 
-    def likeness(candidate: str) -> float:
+    def likeness(candidate: str) -> tuple[float, float]:
         whole = difflib.SequenceMatcher(None, key.replace("-", "_"), candidate).ratio()
-        return max(whole, difflib.SequenceMatcher(None, leaf, candidate.rsplit(".", 1)[-1]).ratio())
+        last = difflib.SequenceMatcher(None, leaf, candidate.rsplit(".", 1)[-1]).ratio()
+        return max(
+            whole, last
+        ), whole  # of several with the same last part, the one that is closest as a whole
 
     nearest = max(known, key=likeness)
     return f"{key} is not an option; did you mean {nearest}?"

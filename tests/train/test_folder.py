@@ -122,6 +122,15 @@ def test_missing_folder_and_missing_split_say_what_is_expected(
         read_folder(data_config(root))
 
 
+def test_folder_of_data_sets_is_no_data_set(make_folder: MakeFolder) -> None:
+    """`data`, where all of them lie, is one level too high, and names of data sets would be its classes."""
+    root = make_folder()
+    with pytest.raises(
+        DataError, match=f"{root}: is no class but a data set of its own, with train, val, test"
+    ):
+        read_folder(data_config(root.parent))
+
+
 def test_one_class_is_not_enough(make_folder: MakeFolder) -> None:
     with pytest.raises(DataError, match="at least two classes"):
         read_folder(data_config(make_folder(("only",))))

@@ -20,6 +20,7 @@ def run(*arguments: str, cwd: Path | str = "/") -> subprocess.CompletedProcess[s
     ("arguments", "message"),
     [
         (["fit", "--optimzer.lr", "1"], "--optimzer.lr is not an option; did you mean optimizer.lr?"),
+        (["fit", "--modell.name", "resnet18"], "--modell.name is not an option; did you mean model.name?"),
         (["fit", "--training.num-epochs", "3"], "did you mean training.epochs?"),
         (["fit", "--optimizer.lr", "fast"], "optimizer.lr is the text 'fast'; expected number"),
         (["fit", "--training.epochs", "0"], "training.epochs is 0; must be at least 1"),
