@@ -4,8 +4,8 @@
     fork.py update upstream/main    merge that commit of upstream's, renamed in the same way
 
 Renaming is a function of the files alone. So an update renames what upstream was when it was last merged, and what it
-is now, and merges what lies between the two. Upstream's name stays in three files (this one, its test and its page) and
-in the names of formats.
+is now, and merges what lies between the two. Upstream's name stays in three files (this one, its test and its page), in
+the comments of requirements/, and in the names of formats.
 
 Standard library only, and ruff of .venv/serve, because another name sorts imports otherwise.
 """
@@ -24,6 +24,8 @@ ROOT = Path(__file__).resolve().parents[1]
 RUFF = ROOT / ".venv" / "serve" / "bin" / "ruff"
 UPSTREAM = "slipway"
 KEPT = frozenset({"scripts/fork.py", "tests/scripts/test_fork.py", "docs/forking.md"})
+# Not a byte changes below it: a lock keeps the hash of what it was made from, an environment that of its lock.
+PINNED = "requirements/"
 # By it the package is known that has the name.
 MARK = "compatibility.toml"
 # Formats of files, such as slipway-sealed/1, are called the same in every fork: they are hashed, and handed on.
@@ -98,7 +100,7 @@ def name_of(root: Path) -> str:
 
 def rename(root: Path, name: str) -> None:
     """Call everything in a checkout by another name. Raises ForkError if ruff is missing or fails."""
-    for path in sorted(tracked(root) - KEPT):
+    for path in sorted(path for path in tracked(root) if not is_kept(path)):
         file, target = root / path, root / path.replace(UPSTREAM, name)
         target.parent.mkdir(parents=True, exist_ok=True)
         file.rename(target)
@@ -112,6 +114,11 @@ def rename(root: Path, name: str) -> None:
         target.write_bytes(renamed(text, name).encode())
     for arguments in (["check", "--quiet", "--select", "I", "--fix"], ["format", "--quiet"]):
         _run(root, str(RUFF), *arguments, ".")
+
+
+def is_kept(path: str) -> bool:
+    """Whether a file stays as it is under every name."""
+    return path in KEPT or path.startswith(PINNED)
 
 
 def _remove_empty(folder: Path) -> None:
