@@ -5,6 +5,9 @@
 Options other than --config are passed on to the stages that read the configuration. A stage tells its progress
 on stderr and, as the only line on stdout, the path of what it made or found already made; the next stage is
 handed that path. The first stage that fails ends the pipeline.
+
+Exit codes are those of the stages: 0 done, 1 failed, 2 wrong usage, 75 stopped by SIGTERM or SIGHUP (run it again),
+130 Ctrl-C.
 """
 
 import argparse
@@ -118,9 +121,12 @@ class StageRunner:
             os.killpg(self._process.pid, passed_on)
 
     def _raise_if_stopped(self, title: str) -> None:
+        if self._received == signal.SIGINT:
+            raise PipelineError(f"{title}: stopped by SIGINT", 128 + signal.SIGINT)
         if self._received is not None:
+            # Whatever the stage made of it: those before it are done, so that nothing is lost by another run.
             name = signal.Signals(self._received).name
-            raise PipelineError(f"{title}: stopped by {name}", 128 + self._received)
+            raise PipelineError(f"{title}: stopped by {name}; run it again", os.EX_TEMPFAIL)
 
 
 def run_pipeline(runner: StageRunner, settings: list[str]) -> list[Row]:

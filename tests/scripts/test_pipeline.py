@@ -213,30 +213,42 @@ def test_missing_environment_is_told_before_anything_runs(checkout: Checkout) ->
     assert errors(stderr)[0].endswith(".venv/serve/bin/python is not there; run `make setup`")
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_signal_is_passed_on_to_the_running_stage(checkout: Checkout, number: signal.Signals) -> None:
+@pytest.mark.parametrize(
+    ("number", "exit_code", "said"),
+    [
+        (signal.SIGINT, 130, "stopped by SIGINT"),
+        (signal.SIGTERM, 75, "stopped by SIGTERM; run it again"),
+        (signal.SIGHUP, 75, "stopped by SIGHUP; run it again"),
+    ],
+)
+def test_signal_is_passed_on_to_the_running_stage(
+    checkout: Checkout, number: signal.Signals, exit_code: int, said: str
+) -> None:
     process = checkout.start(fit="wait")
     process.send_signal(number)
     _, stderr = process.communicate(timeout=30)
     assert (checkout.stages / "signalled").read_text() == number.name
-    assert process.returncode == 128 + number
-    assert errors(stderr) == [f"error: [2/8] fit: stopped by {number.name}"]
+    assert process.returncode == exit_code
+    assert errors(stderr) == [f"error: [2/8] fit: {said}"]
     assert "Traceback" not in stderr
 
 
-def test_second_signal_ends_a_stage_that_ignores_the_first(checkout: Checkout) -> None:
+@pytest.mark.parametrize(("number", "exit_code"), [(signal.SIGINT, 130), (signal.SIGTERM, 75)])
+def test_second_signal_ends_a_stage_that_ignores_the_first(
+    checkout: Checkout, number: signal.Signals, exit_code: int
+) -> None:
     python = checkout.root / ".venv/train/bin/python"
     deaf = "import signal, time; "
-    deaf += f"signal.signal(signal.SIGINT, lambda *_: open({str(checkout.stages / 'heard')!r}, 'w')); "
+    deaf += f"signal.signal({number.value}, lambda *_: open({str(checkout.stages / 'heard')!r}, 'w')); "
     deaf += f"open({str(checkout.stages / 'waiting')!r}, 'w'); time.sleep(600)"
     python.write_text(f'#!/bin/sh\nexec "{sys.executable}" -c "{deaf}"\n')
     process = checkout.start()
-    process.send_signal(signal.SIGINT)
+    process.send_signal(number)
     wait_until((checkout.stages / "heard").exists, "the stage to hear the first signal")
     assert process.poll() is None
-    process.send_signal(signal.SIGINT)
+    process.send_signal(number)
     process.communicate(timeout=30)
-    assert process.returncode == 130
+    assert process.returncode == exit_code
 
 
 def test_nothing_that_a_stage_started_outlives_it(checkout: Checkout) -> None:
