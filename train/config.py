@@ -82,7 +82,11 @@ class DataConfig:
 @dataclass(frozen=True, kw_only=True)
 class ImageConfig:
     size: int = option(224, "height and width of the model input, pixels", at_least=1)
-    resize: int = option(256, "shorter side is scaled to this before the centre is cut out", at_least=1)
+    resize: int = option(
+        0,
+        "shorter side is scaled to this before the centre is cut out; 0: in proportion to image.size, 256 for 224",
+        at_least=0,
+    )
     interpolation: Literal["bilinear", "bicubic"] = option("bilinear", "antialiased filter")
     background: tuple[int, int, int] = option((0, 0, 0), "RGB behind transparent pixels, 0..255")
     max_bytes: int = option(32 * 2**20, "larger files are refused", above=0)
@@ -90,6 +94,11 @@ class ImageConfig:
     max_aspect_ratio: float = option(100.0, "more elongated images are refused", at_least=1)
     mean: tuple[float, float, float] = option((0.485, 0.456, 0.406), "per channel, of values in 0..1")
     std: tuple[float, float, float] = option((0.229, 0.224, 0.225), "per channel, of values in 0..1")
+
+    def __post_init__(self) -> None:
+        """Put the number that `resize: 0` stands for in its place, so that all that is written down holds it."""
+        if self.resize == 0:
+            object.__setattr__(self, "resize", (self.size * 256 + 112) // 224)  # rounded; sizes may be huge
 
     def problems(self) -> Iterator[tuple[str, str]]:
         if self.resize < self.size:

@@ -108,3 +108,4 @@ def test_help_lists_options_with_defaults() -> None:
     assert result.returncode == 0
     assert "--optimizer.lr" in result.stdout
     assert "(default: 0.001)" in result.stdout
+    assert "0: in proportion to image.size, 256 for 224" in " ".join(result.stdout.split())
