@@ -98,8 +98,10 @@ def evaluate(config: Config, run: Run, dataset: Dataset, split: Split = "test") 
     with sealed.only_one(run.evaluations, "this run's evaluation"):
         if made := sealed.made_from(run.evaluations, KIND, inputs):
             logger.info("evaluated already: %s", made)
-            return made
-        return _evaluate(config, run, dataset, split, choice, inputs)
+        else:
+            made = _evaluate(config, run, dataset, split, choice, inputs)
+    warn_of_one_answer(json.loads((made / METRICS).read_text(encoding="utf-8")))
+    return made
 
 
 def load_classifier(config: Config, choice: Choice) -> tuple[ImageClassifier, Signature]:
@@ -166,6 +168,21 @@ def summarise(
             for i, name in enumerate(classes)
         ],
     }
+
+
+def warn_of_one_answer(metrics: dict[str, Any]) -> None:
+    """Say so where images of several classes all got the same answer: every gate behind this would let it pass."""
+    confusion = np.array(metrics["confusion"])
+    (answers,) = confusion.sum(axis=0).nonzero()
+    if len(answers) == 1 and np.count_nonzero(confusion.sum(axis=1)) > 1:
+        logger.warning(
+            "WARNING: all %d images of %s were taken for %s: the model has not learned to tell classes apart. Look at "
+            "the losses, and train longer (training.epochs): batch statistics that follow slowly, such as those of "
+            "MobileNetV3 with momentum 0.01, need some hundreds of steps",
+            metrics["samples"],
+            metrics["split"],
+            metrics["classes"][answers[0]],
+        )
 
 
 def predictions(samples: PlainSamples, logits: npt.NDArray[np.float32], classes: tuple[str, ...]) -> str:

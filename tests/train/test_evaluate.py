@@ -10,7 +10,7 @@ from torch import nn
 from slipway import sealed
 from tests.train.conftest import MakeConfig, MakeFolder
 from train.config import HardwareConfig, TrainingConfig
-from train.evaluate import KIND, evaluate, predict, score, summarise
+from train.evaluate import KIND, evaluate, predict, score, summarise, warn_of_one_answer
 from train.fit import fit
 from train.folder import read_folder
 from train.hardware import launch
@@ -67,6 +67,38 @@ def test_summary_counts_every_sample_and_survives_an_absent_class() -> None:
     assert np.sum(summary["confusion"]) == 4
     assert summary["confusion"][2] == [0, 1, 1, 0]
     assert summary["per_class"][3] == {"class": "d", "precision": 0.0, "recall": 0.0, "f1": 0.0, "support": 0}
+
+
+def test_model_that_gives_every_image_one_answer_is_called_out(
+    make_folder: MakeFolder,
+    make_config: MakeConfig,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """MobileNetV3 does it after few steps, on most machines. Said again of an evaluation that is there already."""
+    config = make_config(make_folder(test=2), training__epochs="1")
+    folder = read_folder(config.data)
+    fit(config, folder)
+    run = run_for(config, folder)
+    monkeypatch.setattr("train.evaluate.predict", lambda *_: np.eye(3, dtype=np.float32)[[1] * 6])
+    for _ in range(2):
+        caplog.clear()
+        sealed.verify(evaluate(config, run, folder), KIND)
+        (warning,) = [record.message for record in caplog.records if record.levelname == "WARNING"]
+        assert "all 6 images of test were taken for bee: the model has not learned to tell classes" in warning
+
+
+@pytest.mark.parametrize(
+    ("predicted", "labels"),
+    [([0, 1, 1], [0, 1, 2]), ([1, 1, 1], [1, 1, 1]), ([1, 1, 1], [2, 2, 2])],
+    ids=["two answers", "one class, right", "one class, wrong"],
+)
+def test_no_warning_where_there_is_more_than_one_answer_or_only_one_class(
+    predicted: list[int], labels: list[int], caplog: pytest.LogCaptureFixture
+) -> None:
+    logits = np.eye(3, dtype=np.float32)[predicted]
+    warn_of_one_answer({"split": "test", **summarise(logits, np.array(labels), ("a", "b", "c"))})
+    assert not caplog.records
 
 
 def test_offline_evaluation_equals_the_one_in_training(
