@@ -223,15 +223,32 @@ def _up_options(parser: argparse.ArgumentParser) -> None:
         metavar="SECONDS",
         help="how often to check that a golden image is answered well (default: 5)",
     )
+    parser.add_argument(
+        "--ports",
+        nargs=3,
+        type=int,
+        metavar=("HTTP", "GRPC", "METRICS"),
+        help="where to listen, or fail (default: 8000 8001 8002, and free ports in place of those that are taken)",
+    )
     _traces_option(parser)
 
 
 def _up(options: argparse.Namespace) -> None:
     from serve import up
+    from serve.server import Ports
 
     if not options.probe_seconds > 0:
         raise UsageError(f"command line: --probe-seconds is {options.probe_seconds:g}; must be above 0")
-    up.run(options.release, options.probe_seconds, _traces(options))
+    ports = None
+    if options.ports is not None:
+        if not connection.are_ports(options.ports):
+            shown = " ".join(map(str, options.ports))
+            raise UsageError(
+                f"command line: --ports is {shown}; expected three different ones within 1..65535"
+            )
+        http, grpc, metrics = options.ports
+        ports = Ports(http=http, grpc=grpc, metrics=metrics)
+    up.run(options.release, ports, options.probe_seconds, _traces(options))
 
 
 def _traces_option(parser: argparse.ArgumentParser) -> None:

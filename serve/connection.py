@@ -7,6 +7,7 @@ import ipaddress
 import os
 import re
 import ssl
+from collections.abc import Sequence
 from pathlib import Path
 
 from slipway.errors import UsageError
@@ -41,6 +42,11 @@ def host_and_port(text: str) -> tuple[str, int]:
     except ValueError:
         raise ValueError(f"expected host:port, and {host} can be no host") from None
     return host, int(found["port"])
+
+
+def are_ports(numbers: Sequence[int]) -> bool:
+    """Whether a server can listen on each of them."""
+    return len(set(numbers)) == len(numbers) and all(0 < number <= LAST_PORT for number in numbers)
 
 
 def api_key(file: Path | None, url: str) -> str:

@@ -17,15 +17,16 @@ USUAL_PORTS = Ports(http=8000, grpc=8001, metrics=8002)
 logger = logging.getLogger(__name__)
 
 
-def run(release: Path, probe_seconds: float, traces: str | None) -> None:
+def run(release: Path, ports: Ports | None, probe_seconds: float, traces: str | None) -> None:
     """Serve what `release` is or leads to, also when it leads elsewhere later; return when asked to stop.
 
-    The arguments are those of Supervisor.
+    ports: None for the usual ones, or free ones in place of those that are taken. The other arguments are those of
+        Supervisor.
 
-    Raises SlipwayError if it cannot be served to begin with.
+    Raises SlipwayError if it cannot be served to begin with, or there.
     """
     try:
-        front = Front(choose_ports())
+        front = Front(ports or choose_ports())
     except KeyboardInterrupt:
         logger.info("stopped before anything was served")
         return

@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
+from dataclasses import astuple
 from pathlib import Path
 
 import numpy as np
@@ -58,6 +59,15 @@ def serve(*arguments: str | Path, cwd: Path | None = None) -> subprocess.Complet
         ),
         (["up", "now"], "'now' is one value too many"),
         (["up", "--probe-seconds", "0"], "--probe-seconds is 0; must be above 0"),
+        (["up", "--ports", "8000", "8001"], "--ports: expected 3 arguments"),
+        (
+            ["up", "--ports", "8000", "8001", "8000"],
+            "--ports is 8000 8001 8000; expected three different ones",
+        ),
+        (
+            ["up", "--ports", "8000", "8001", "65536"],
+            "--ports is 8000 8001 65536; expected three different ones",
+        ),
         (["up", "--traces", "localhost:4318"], "--traces is localhost:4318; expected http://host:port/path"),
         (["container", "--traces", "collector"], "--traces is collector; expected http://host:port/path"),
         (["predict", "a.png", "--url", "localhost"], "--url is localhost; expected host:port"),
@@ -183,9 +193,9 @@ def test_predict_answers_each_file_and_names_the_refused(
 
 
 @contextmanager
-def up(release: Path, log: Path) -> Iterator[subprocess.Popen[str]]:
+def up(release: Path, log: Path, *options: str) -> Iterator[subprocess.Popen[str]]:
     """`serve up` in another process, once it is ready; `log` holds what it says."""
-    command = [sys.executable, "-m", "serve", "up", "--release", str(release)]
+    command = [sys.executable, "-m", "serve", "up", "--release", str(release), *options]
     with (
         log.open("w") as stderr,
         subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr, text=True) as process,
@@ -285,6 +295,17 @@ def test_nothing_outlives_up_when_it_is_killed_and_the_next_server_cleans_up(
 
     # Triton looks dead, and its lock free, only when the last of its threads has gone.
     wait_until(cleaned_up)
+
+
+@pytest.mark.integration
+def test_up_listens_where_it_was_told_to_or_not_at_all(release: Release, tmp_path: Path) -> None:
+    told = list(astuple(free_ports()))
+    options = ["--ports", *map(str, told)]
+    with up(release.directory, tmp_path / "log", *options):
+        assert ports_in((tmp_path / "log").read_text()) == told
+        done = serve("up", "--release", release.directory, *options)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert f"port {told[0]} is in use" in done.stderr
 
 
 def test_up_with_nothing_published_says_what_publishes(tmp_path: Path) -> None:
