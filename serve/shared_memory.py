@@ -4,6 +4,7 @@ Files in /dev/shm whose names begin with the server's id. Beside them lies `<id>
 for as long as one of its processes lives. Not by process id: in a container it is 1 before and after a restart.
 """
 
+import contextlib
 import logging
 import shutil
 from collections.abc import Iterator
@@ -49,5 +50,6 @@ def remove_abandoned() -> None:
     """What servers have left there whose processes were all killed, before anybody could clean up."""
     for lock in files.abandoned(DIRECTORY.glob(f"{PREFIX}?*{LOCK}")):
         identity = lock.name.removesuffix(LOCK)
-        remove(identity)
-        logger.info("removed the shared memory of %s, which has ended", identity)
+        with contextlib.suppress(OSError):  # something of that name is not ours: no server may fail for it
+            remove(identity)
+            logger.info("removed the shared memory of %s, which has ended", identity)

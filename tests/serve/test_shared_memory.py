@@ -44,6 +44,14 @@ def test_what_is_not_ours_or_has_no_lock_stays(directory: Path) -> None:
     assert left_in(directory) == others
 
 
+def test_what_cannot_be_removed_hinders_no_server(directory: Path) -> None:
+    """Others may put things there, under names of ours too."""
+    with shared_memory.owned("slipway-1"):
+        (directory / "slipway-1-region").mkdir()
+    shared_memory.remove_abandoned()
+    assert (directory / "slipway-1-region").is_dir()
+
+
 def test_too_little_is_said_with_what_is_needed(
     directory: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
