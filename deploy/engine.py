@@ -69,13 +69,15 @@ def existing() -> str | None:
         if (problem := _silence_of(host)) is not None:
             raise NoEngine(f"DOCKER_HOST is {host}, and no container engine answers there: {problem}")
         return host
-    usual = f"unix://{USUAL_SOCKET}"
-    if USUAL_SOCKET.exists() and not os.access(USUAL_SOCKET, os.W_OK):
+    if not USUAL_SOCKET.exists():
+        return None
+    if not os.access(USUAL_SOCKET, os.W_OK):
         raise NoEngine(
             f"{USUAL_SOCKET}: you may not use the container engine that runs here; become a member of the group with "
             f"the id {USUAL_SOCKET.stat().st_gid}"
         )
-    return usual if USUAL_SOCKET.exists() and _silence_of(usual) is None else None
+    usual = f"unix://{USUAL_SOCKET}"
+    return usual if _silence_of(usual) is None else None
 
 
 @contextmanager

@@ -241,12 +241,7 @@ def _up(options: argparse.Namespace) -> None:
         raise UsageError(f"command line: --probe-seconds is {options.probe_seconds:g}; must be above 0")
     ports = None
     if options.ports is not None:
-        if not connection.are_ports(options.ports):
-            shown = " ".join(map(str, options.ports))
-            raise UsageError(
-                f"command line: --ports is {shown}; expected three different ones within 1..65535"
-            )
-        http, grpc, metrics = options.ports
+        http, grpc, metrics = connection.ports("ports", options.ports)
         ports = Ports(http=http, grpc=grpc, metrics=metrics)
     up.run(options.release, ports, options.probe_seconds, _traces(options))
 

@@ -44,9 +44,14 @@ def host_and_port(text: str) -> tuple[str, int]:
     return host, int(found["port"])
 
 
-def are_ports(numbers: Sequence[int]) -> bool:
-    """Whether a server can listen on each of them."""
-    return len(set(numbers)) == len(numbers) and all(0 < number <= LAST_PORT for number in numbers)
+def ports(option: str, given: Sequence[int]) -> Sequence[int]:
+    """The same, if a server can listen on each of them. Raises UsageError."""
+    if len(set(given)) < len(given) or not all(0 < number <= LAST_PORT for number in given):
+        shown = " ".join(map(str, given))
+        raise UsageError(
+            f"command line: --{option} is {shown}; expected three different ones within 1..{LAST_PORT}"
+        )
+    return given
 
 
 def api_key(file: Path | None, url: str) -> str:

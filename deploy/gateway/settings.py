@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from string import Template
 
+from serve.connection import LAST_PORT
 from serve.protocol import MAX_REQUEST_BYTES
 from slipway.errors import UsageError
 
@@ -66,7 +67,7 @@ class Settings:
             if (value := getattr(self, name)) < 1:
                 raise UsageError(f"gateway: {name} is {value}; must be at least 1")
         for address in self._addresses().values():
-            if not (parts := _ADDRESS.fullmatch(address)) or not 1 <= int(parts["port"]) <= 65535:
+            if not (parts := _ADDRESS.fullmatch(address)) or not 1 <= int(parts["port"]) <= LAST_PORT:
                 raise UsageError(f"gateway: {address} is no address; expected host:port")
 
     def render(self, files: Path, scratch: Path) -> str:

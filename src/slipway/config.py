@@ -308,9 +308,8 @@ def _unknown(key: str, known: Sequence[str] | Mapping[str, Any]) -> str:
     def likeness(candidate: str) -> tuple[float, float]:
         whole = difflib.SequenceMatcher(None, key.replace("-", "_"), candidate).ratio()
         last = difflib.SequenceMatcher(None, leaf, candidate.rsplit(".", 1)[-1]).ratio()
-        return max(
-            whole, last
-        ), whole  # of several with the same last part, the one that is closest as a whole
+        # Of several with the same last part, the one that is closest as a whole.
+        return max(whole, last), whole
 
     nearest = max(known, key=likeness)
     return f"{key} is not an option; did you mean {nearest}?"

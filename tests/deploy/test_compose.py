@@ -14,10 +14,10 @@ import pytest
 
 from deploy import stack
 from slipway import compatibility
-from slipway.contract import Preprocessing
 from slipway.errors import SlipwayError
 from slipway.paths import PROJECT_ROOT
 from tests.deploy.monitoring import PROMETHEUS
+from tests.deploy.test_kubernetes import LARGEST_BATCH_BYTES
 
 OWN_IMAGES = {"slipway-serve:local", "slipway-gateway:local"}
 # Holds one program and no shell: nothing in it could ask.
@@ -100,8 +100,7 @@ def test_triton_is_reached_from_inside_only_and_has_shared_memory(composed: dict
     assert list(triton["networks"]) == ["inside"]
     assert composed["networks"]["inside"]["internal"]
     # As in Kubernetes (test_kubernetes.py), for a release that was published for 2 CPUs, as docs/compose.md has it.
-    batch, rules = 32, Preprocessing(image_size=224, resize_size=256)
-    assert int(triton["shm_size"]) >= 2 * batch * (rules.max_bytes + 2 * 3 * rules.image_size**2)
+    assert int(triton["shm_size"]) >= 2 * LARGEST_BATCH_BYTES
     assert int(triton["mem_limit"]) > int(triton["shm_size"])
     on_gpu = "triton-gpu" in composed["services"]
     assert bool(triton.get("deploy", {}).get("resources")) == on_gpu

@@ -46,6 +46,9 @@ ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "deploy" / "kubernetes"
 COPYING = ("overlays/cpu", "overlays/gpu", "overlays/canary", "overlays/keda", "overlays/oci-release")
 SERVING = (*COPYING, "overlays/s3-release")
+# Release.largest_batch_bytes of a release with the defaults of training.
+RULES = Preprocessing(image_size=224, resize_size=256)
+LARGEST_BATCH_BYTES = 32 * (RULES.max_bytes + 2 * 3 * RULES.image_size**2)
 OURS = (*SERVING, "overlays/gateway", "overlays/kserve", "training/jobset", "training/trainjob")
 
 
@@ -265,9 +268,7 @@ def test_shared_memory_is_what_the_largest_requests_need(name: str) -> None:
     assert shm["medium"] == "Memory"
     cpus = container["resources"]["limits"]["cpu"]
     assert cpus == container["resources"]["requests"]["cpu"]
-    batch, rules = 32, Preprocessing(image_size=224, resize_size=256)
-    largest = batch * (rules.max_bytes + 2 * 3 * rules.image_size**2)  # Release.largest_batch_bytes
-    needed = min(int(cpus), model_config.MAX_INSTANCES) * largest / 2**20
+    needed = min(int(cpus), model_config.MAX_INSTANCES) * LARGEST_BATCH_BYTES / 2**20
     assert mebibytes(shm["sizeLimit"]) >= needed
     # Whatever is in it counts as memory of the container; the server and its models need some, too.
     assert mebibytes(container["resources"]["limits"]["memory"]) >= needed + 2048
