@@ -86,7 +86,8 @@ FAULTS = [
     Fault("mypy-train", "train/a.py", "A: int = 1\n", ("= 1", '= ""'), "[assignment]"),
     Fault("mypy-serve", "serve/a.py", "A: int = 1\n", ("= 1", '= ""'), "[assignment]"),
     Fault("mypy-train", "tests/train/test_a.py", TEST, (" -> None", ""), "[no-untyped-def]"),
-    Fault("mypy-serve", "tests/serve/test_a.py", TEST, ("len(", "abs("), "[arg-type]"),
+    # Of another length: mypy takes a file of the same size and second for the one that it knows.
+    Fault("mypy-serve", "tests/serve/test_a.py", TEST, ('"a"', "1"), "[arg-type]"),
     Fault("ruff", "serve/a.py", "import os\n\nprint(os.sep)\n", ("print(os.sep)\n", ""), "F401"),
     Fault("ruff", "serve/a.py", "A = 1\n", (" = ", "="), "would be reformatted"),
     Fault("hadolint", "deploy/x/Dockerfile", "FROM busybox:1.37\n", (":1.37", ":latest"), "DL3007"),
