@@ -1,5 +1,6 @@
 """A failure in either environment is a failure, and a run of no tests is not a success."""
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -65,9 +66,44 @@ def test_suites_run_side_by_side_with_the_options_and_say_whose_line_it_is(
     environments: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     assert run_tests.main(["-k", "health"]) == 1
-    lines = capfd.readouterr().out.splitlines()
+    lines = [line for line in capfd.readouterr().out.splitlines() if line and not line.startswith("==")]
     assert sorted(line.split(":")[0] for line in lines) == ["serve", "train"]
     for line in lines:
         name, said = line.split(": ")
         assert said.startswith("-u -m pytest --cov ")
         assert said.endswith(" ".join(["-k health", *run_tests.SUITES[name]]))
+
+
+TESTS = """
+import pytest
+
+def test_adds():
+    assert 1 + 1 == 2
+
+def test_compares():
+    assert 3 == 4, "three is not four"
+
+@pytest.fixture
+def broken():
+    raise OSError("no room")
+
+def test_needs_room(broken):
+    pass
+"""
+
+
+def test_what_failed_is_said_again_at_the_end_of_a_long_log(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    tests = tmp_path / "test_numbers.py"
+    tests.write_text(TESTS)
+    monkeypatch.setattr(run_tests, "SUITES", {"train": [str(tests)]})
+    monkeypatch.setattr(run_tests, "python", lambda name: sys.executable)
+    monkeypatch.setattr(run_tests, "report_coverage", lambda scratch: print("== coverage of both"))
+    assert run_tests.main(["-p", "no:cacheprovider", f"--rootdir={tmp_path}"]) == 1
+    end = capfd.readouterr().out.partition("== coverage of both")[2]
+    assert "== train: pytest ended with 1" in end
+    assert "failure: test_numbers::test_compares\n    AssertionError: three is not four" in end
+    assert "error: test_numbers::test_needs_room" in end
+    assert "no room" in end
+    assert "test_adds" not in end
