@@ -95,7 +95,7 @@ class AsyncHttpClient(AsyncClient):
             ),
             seconds,
         )
-        return protocol.http_answers(result)
+        return protocol.http_answers(result, len(tensor))
 
     async def _server_version(self, seconds: float) -> str:
         return str((await self._call(self._client.get_server_metadata, seconds))["version"])
@@ -161,7 +161,7 @@ class AsyncGrpcClient(AsyncClient):
             ),
             seconds,
         )
-        return protocol.grpc_answers(result)
+        return protocol.grpc_answers(result, len(tensor))
 
     async def _server_version(self, seconds: float) -> str:
         metadata = await self._call(

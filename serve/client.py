@@ -93,7 +93,7 @@ class HttpClient(Client):
             ),
             seconds,
         )
-        return protocol.http_answers(result)
+        return protocol.http_answers(result, len(tensor))
 
     def _server_version(self, seconds: float) -> str:
         return str(self._call(self._client.get_server_metadata, seconds)["version"])
@@ -160,7 +160,7 @@ class GrpcClient(Client):
             ),
             seconds,
         )
-        return protocol.grpc_answers(result)
+        return protocol.grpc_answers(result, len(tensor))
 
     def _server_version(self, seconds: float) -> str:
         metadata = self._call(lambda left: self._client.get_server_metadata(client_timeout=left), seconds)

@@ -264,12 +264,14 @@ def understood(url: str) -> Iterator[None]:
         raise ServerFailure(f"{url}: does not answer as Triton does ({found}); is this its port?") from error
 
 
-def http_answers(result: tritonclient.http.InferResult) -> list[Answer]:
-    return _answers(result.as_numpy, result.get_response()["model_version"])
+def http_answers(result: tritonclient.http.InferResult, images: int) -> list[Answer]:
+    """images: how many it is about. Call it within `understood`."""
+    return _answers(result.as_numpy, result.get_response()["model_version"], images)
 
 
-def grpc_answers(result: tritonclient.grpc.InferResult) -> list[Answer]:
-    return _answers(result.as_numpy, result.get_response().model_version)
+def grpc_answers(result: tritonclient.grpc.InferResult, images: int) -> list[Answer]:
+    """images: how many it is about. Call it within `understood`."""
+    return _answers(result.as_numpy, result.get_response().model_version, images)
 
 
 def http_error(url: str, error: InferenceServerException) -> ServingError:
@@ -345,9 +347,11 @@ _NO_CONNECTION = re.compile(r"failed to connect to all addresses|errors resolvin
 _CODED_MESSAGE = re.compile(r"(?:^|, )(?P<code>[A-Z][A-Z_]+): (?P<reason>.*)", re.DOTALL)
 
 
-def _answers(output: Callable[[str], npt.NDArray[Any]], model_version: str) -> list[Answer]:
-    """One Answer for each image of a response; `output` gives an output by its name."""
+def _answers(output: Callable[[str], npt.NDArray[Any]], model_version: str, images: int) -> list[Answer]:
+    """One Answer for each image of a request; `output` gives an output of the response by its name."""
     probabilities, ranking, releases = output(PROBABILITIES), output(LOGITS), output(RELEASE)
+    if len(probabilities) != images:
+        raise ValueError(f"{len(probabilities)} answers to {images} images")
     return [
         Answer(
             top=tuple(_named(entry, own) for entry in ranks),

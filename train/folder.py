@@ -20,6 +20,7 @@ from train.split import SPLITS, Split
 # What image folders really contain besides: github.com/pytorch/vision/issues/2831, issue 507 of mmpretrain.
 _IGNORED_FILES = {"thumbs.db", "desktop.ini", MANIFEST}
 _IGNORED_FOLDERS = (".", "__", "lost+found")  # by how their names begin; the last one is root's alone
+_SHOWN_FILES = 3  # of those in no class folder: there may be all images of a data set
 
 logger = logging.getLogger(__name__)
 
@@ -63,6 +64,7 @@ def _with_splits(root: Path) -> Iterator[Found]:
 
 def _images(root: Path, parent: Path, split: Split | None) -> Iterator[Found]:
     """Every file of every class folder. What is no data, and what has none, is named in the log and passed over."""
+    _require_class_folders(parent)
     ignored, empty = list[Path](), list[Path]()
     for folder in sorted(parent.iterdir()):
         if folder.name.startswith(_IGNORED_FOLDERS) or not folder.exists():
@@ -86,6 +88,20 @@ def _images(root: Path, parent: Path, split: Split | None) -> Iterator[Found]:
         logger.info("%s: ignored, not images: %s", parent, _names(ignored, parent))
     if empty:
         logger.warning("WARNING: %s: no image in the class folder %s", parent, _names(empty, parent))
+
+
+def _require_class_folders(parent: Path) -> None:
+    """Files beside class folders are of no class, and named in the log. Raises DataError if there is no such folder."""
+    files = sorted(path for path in parent.iterdir() if _is_data(Path(path.name), path))
+    if not files:
+        return
+    more = f" and {len(files) - _SHOWN_FILES} more" if len(files) > _SHOWN_FILES else ""
+    shown = f"{_names(files[:_SHOWN_FILES], parent)}{more}"
+    if not any(path.is_dir() for path in parent.iterdir()):
+        raise DataError(
+            f"{parent}: there is no class folder in it; put the images of each class into one of its own. Found {shown}"
+        )
+    logger.info("%s: ignored, in no class folder: %s", parent, shown)
 
 
 def _names(paths: Iterable[Path], parent: Path) -> str:

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, Literal, NoReturn, TypeVar, Union
 
 from ruamel.yaml import YAML
-from ruamel.yaml.error import YAMLError
+from ruamel.yaml.error import MarkedYAMLError, YAMLError
 
 from slipway.errors import UsageError
 from slipway.paths import PROJECT_ROOT, relative_to_project
@@ -165,9 +165,13 @@ def _read_yaml(file: Path) -> dict[str, Any]:
         content = YAML(typ="safe", pure=True).load(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ConfigError(f"{file.absolute()}: there is no such config file") from None
+    except MarkedYAMLError as error:
+        line = f"line {error.problem_mark.line + 1}: " if error.problem_mark else ""
+        what = ", ".join(part for part in (error.context, error.problem) if part)
+        raise ConfigError(f"{file}: cannot be read as YAML: {line}{what}") from error
     # ValueError: not UTF-8, and also what looks like a date but is none.
     except (OSError, ValueError, RecursionError, YAMLError) as error:
-        raise ConfigError(f"{file}: cannot be read as YAML: {error}") from error
+        raise ConfigError(f"{file}: cannot be read as YAML: {' '.join(str(error).split())}") from error
     if content is None:
         return {}
     if not isinstance(content, dict):
@@ -303,6 +307,8 @@ def _from_text(text: str, expected: Any) -> Any:
 
 def _unknown(key: str, known: Sequence[str] | Mapping[str, Any]) -> str:
     """`key` is not an option, and what was probably meant: compared as a whole, and by its last part."""
+    if inside := [candidate for candidate in known if candidate.startswith(f"{key}.")]:
+        return f"{key} is no option but a section of some, such as {inside[0]}"
     leaf = key.rsplit(".", 1)[-1].replace("-", "_")
 
     def likeness(candidate: str) -> tuple[float, float]:

@@ -237,6 +237,31 @@ def test_a_web_server_that_is_content_with_everything_is_a_failure_in_words(
                 asyncio.run(ask(url, method, *arguments))
 
 
+def test_fewer_answers_than_images_are_a_failure_in_words() -> None:
+    """Whoever puts them side by side would leave out the last, without a word."""
+
+    def output(name: str, datatype: str, *data: object) -> dict[str, object]:
+        return {"name": name, "datatype": datatype, "shape": [1, len(data)], "data": data}
+
+    outputs = [
+        output("probabilities", "FP32", 1, 0),
+        output("logits", "BYTES", "1:0:a"),
+        output("release", "BYTES", "x"),
+    ]
+    body = json.dumps({"model_version": "1", "outputs": outputs}).encode()
+    words = "not answer as Triton does .*1 answers to 2 images"
+
+    async def ask(url: str) -> None:
+        async with ASYNC_CLIENTS["http"](url) as client:
+            await client.classify([b"", b""])
+
+    with web_server(body, {}) as url:
+        with CLIENTS["http"](url) as client, pytest.raises(ServerFailure, match=words):
+            client.classify([b"", b""])
+        with pytest.raises(ServerFailure, match=words):
+            asyncio.run(ask(url))
+
+
 def has_ipv6() -> bool:
     try:
         socket.create_server(("::1", 0), family=socket.AF_INET6).close()

@@ -123,7 +123,7 @@ def parser() -> argparse.ArgumentParser:
         ("optimzer: {lr: 0.1}", "optimzer.lr is not an option; did you mean optimizer.lr?"),
         ("optimzer: {}", "optimzer is not an option; did you mean "),
         ("optimzer:", "optimzer is not an option; did you mean "),
-        ("optimizer: 0.1", "optimizer is not an option; did you mean "),
+        ("optimizer: 0.1", "optimizer is no option but a section of some, such as optimizer.name"),
         ("optimizer: {lr: {peak: 0.1}}", "optimizer.lr is {'peak': 0.1}; expected number"),
         ("optimizer: {lr.peak: 1}", "optimizer.lr.peak is not an option; did you mean optimizer.lr?"),
         ("Training: {epochs: 3}", "Training.epochs is not an option; did you mean training.epochs?"),
@@ -147,6 +147,7 @@ def test_unknown_key_in_a_file_names_the_nearest(file: Path, text: str, complain
         ),
         ("--lr", "--lr is not an option; did you mean optimizer.lr?"),
         ("--optimizer.l", "--optimizer.l is not an option; did you mean optimizer.lr?"),
+        ("--optimizer", "--optimizer is no option but a section of some, such as optimizer.name"),
         ("--confg", "--confg is not an option; did you mean config?"),
         ("epochs=3", "'epochs=3' is one value too many"),
     ],
@@ -367,6 +368,13 @@ def test_file_that_cannot_be_read_is_named_in_a_sentence(file: Path, content: by
     with pytest.raises(ConfigError) as caught:
         load(Config, file, {})
     assert str(caught.value).startswith(f"{file}: cannot be read as YAML: ")
+    assert "\n" not in str(caught.value)
+
+
+def test_key_that_is_given_twice_is_named_with_its_line(file: Path) -> None:
+    (problem,) = problems_of(file, "optimizer:\n  lr: 0.1\n  lr: 0.2\n")
+    assert problem.startswith("cannot be read as YAML: line 3: ")
+    assert 'duplicate key "lr"' in problem
 
 
 def test_missing_file_is_named_by_its_absolute_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -131,6 +131,18 @@ def test_folder_of_data_sets_is_no_data_set(make_folder: MakeFolder) -> None:
         read_folder(data_config(root.parent))
 
 
+def test_images_without_class_folders_are_no_data_set(make_folder: MakeFolder) -> None:
+    root = make_folder()
+    for folder in ("ant", "bee", "cat"):
+        for file in (root / "val" / folder).iterdir():
+            file.rename(root / "val" / f"{folder}-{file.name}")
+        (root / "val" / folder).rmdir()
+    with pytest.raises(
+        DataError, match=r"/val: there is no class folder in it; .* Found ant-.*, .* and \d+ more$"
+    ):
+        read_folder(data_config(root))
+
+
 def test_one_class_is_not_enough(make_folder: MakeFolder) -> None:
     with pytest.raises(DataError, match="at least two classes"):
         read_folder(data_config(make_folder(("only",))))
@@ -167,9 +179,12 @@ def test_what_is_passed_over_is_named(make_folder: MakeFolder, caplog: pytest.Lo
     (root / "train" / "moved").symlink_to("nowhere")
     (root / "train" / "ant" / "linked").symlink_to(root / "train" / "bee")
     (root / "train" / "ant" / "gone.png").symlink_to("nowhere.png")
+    for name in ("README.md", "Thumbs.db"):
+        (root / "train" / name).touch()
     caplog.set_level(logging.INFO)
     assert read_folder(data_config(root)).fingerprint == before.fingerprint
     assert caplog.messages == [
+        f"{root}/train: ignored, in no class folder: README.md",
         f"{root}/train: ignored, not images: ant/gone.png, ant/linked, lost+found, moved",
         f"WARNING: {root}/train: no image in the class folder empty",
     ]
