@@ -46,6 +46,7 @@ ANSWER_SECONDS = 5
 # Triton wait for all of it, and exit with status 1.
 DRAIN_SECONDS = 10
 STOP_SECONDS = DRAIN_SECONDS + 5
+LAST_THREAD_SECONDS = 5
 # A server that fails so often without a reason, before it has answered, is given up.
 START_ATTEMPTS = 3
 PORT_ATTEMPTS = 5
@@ -286,11 +287,19 @@ class Server:
             except psutil.Error:
                 continue  # it is there and cannot be looked at; what it answers still says how it is
             if status in (psutil.STATUS_DEAD, psutil.STATUS_ZOMBIE, psutil.STATUS_STOPPED):
-                if process.pid == self.pid:  # its status can be had when the last of its threads has gone
+                if process.pid == self.pid:
+                    if status != psutil.STATUS_STOPPED:
+                        self._wait_for_last_thread()
                     raise self._end(f"Triton (process {process.pid}) is {status}")
                 raise ServerError(
                     f"a process that runs a model (process {process.pid}) is {status}{self.log_tail()}"
                 )
+
+    def _wait_for_last_thread(self) -> None:
+        """When that has gone, a moment after the process looks dead, its status can be had; raises ServerError then."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(LAST_THREAD_SECONDS)
+        self.raise_if_ended()
 
     def log_tail(self) -> str:
         """The end of a sentence: the end of the log."""

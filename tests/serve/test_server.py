@@ -181,6 +181,21 @@ def test_a_server_that_dies_is_noticed_with_the_end_of_its_log(release: Release)
             watch(server)
 
 
+def test_a_server_that_looks_dead_before_its_last_thread_has_gone_ended_with_a_status(
+    release: Release, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is said of an end must not depend on which of the two is seen first."""
+
+    def look(process: psutil.Process) -> str:
+        process.kill()
+        return psutil.STATUS_ZOMBIE
+
+    with serving(release) as server:
+        monkeypatch.setattr(psutil.Process, "status", look)
+        with pytest.raises(ServerError, match="ended by itself with status -9"):
+            server.raise_if_crippled()
+
+
 def test_health_check_sees_dead_models_that_triton_does_not(release: Release) -> None:
     with serving(release) as server:
         for pid, command in model_processes(server).items():
