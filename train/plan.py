@@ -48,7 +48,7 @@ NOT_COUNTED = (
 
 
 def plan(config: Config, classes: int) -> list[str]:
-    """The plan of a training on `hardware.devices` ranks, which are those of all machines here, in lines.
+    """Lines about one of `hardware.devices` ranks, which are here those of all machines together.
 
     Raises HardwareError for a batch, or replicas, that do not divide, and UsageError for a model that cannot be built.
     """

@@ -109,9 +109,9 @@ class _Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def count(self, collective: str, ranks: int, whole: Any) -> None:
         self.messages[collective, ranks] += sum(each.nbytes for each in _tensors_in(whole))
 
-    def keep(self, what: str, tensors: Iterable[torch.Tensor] = ()) -> None:
+    def keep(self, what: str, tensors: Iterable[torch.Tensor] | None = None) -> None:
         """Say what everything is for that is there, or only some tensors, and that it stays to the end."""
-        chosen = [each.untyped_storage() for each in tensors] or list(self._live)
+        chosen = list(self._live) if tensors is None else [each.untyped_storage() for each in tensors]
         for each in chosen:
             del self._live[each]
             self._kept[each] = None

@@ -9,9 +9,11 @@ what the objects of training hold, and what each collective worked on in one ste
 import json
 import sys
 from collections import Counter
+from contextlib import nullcontext
 from itertools import accumulate
 from typing import Any
 
+import torch
 from torch.distributed.tensor import DTensor
 from torch.profiler import profile
 
@@ -19,9 +21,11 @@ from slipway.config import load
 from train.compilation import _blank_batches, needs_warm_up, warm_up
 from train.config import Config
 from train.display import _Silence
+from train.evaluate import score
 from train.fit import prepare
 from train.folder import read_folder
 from train.hardware import launch
+from train.loader import Batch
 from train.preemption import StopRequest
 from train.runs import run_for
 from train.step import accumulate_gradients, step
@@ -35,6 +39,7 @@ BYTES = {"float": 4, "int": 4, "long int": 8}
 
 
 def main(images: str, runs: str) -> None:
+    torch.set_num_threads(1)  # each would work with copies of its own
     print(json.dumps([measured(configuration(images, runs, case)) for case in CASES]))
 
 
@@ -53,7 +58,10 @@ def configuration(images: str, runs: str, settings: dict[str, str]) -> Config:
 
 
 def measured(config: Config) -> dict[str, Any]:
-    """most: from the beginning to the end of the first step. messages: of the gradients of another one."""
+    """most: from the beginning to the end of the first step. validation: most that a batch takes beside what is there.
+
+    messages: of the gradients of another step.
+    """
     dataset = read_folder(config.data)
     machine = launch(config.hardware, config.training)
     run = run_for(config, dataset)
@@ -63,10 +71,32 @@ def measured(config: Config) -> dict[str, Any]:
             warm_up(trainer)
         window = next(trainer.order.windows(0))
         step(trainer, window, _blank_batches(trainer, window), Outputs(show=_Silence(), board=None))
+    averaged = trainer.ema.applied_to(trainer.module) if trainer.ema else nullcontext()
+    with profile(profile_memory=True) as validation, averaged:
+        score(trainer.module, [_blank(config)], machine)
     with profile(record_shapes=True) as again:
         accumulate_gradients(trainer, window, _blank_batches(trainer, window))
-    sizes = (event.nbytes() for event in _events(beginning) if event.name() == "[memory]")
-    return {"most": max(accumulate(sizes)), "held": _held(trainer), "messages": _messages(again)}
+    return {
+        "most": _most(beginning),
+        "validation": _most(validation),
+        "held": _held(trainer),
+        "messages": _messages(again),
+    }
+
+
+def _blank(config: Config) -> Batch:
+    """As large as those of a validation."""
+    count, size = config.training.batch_size, config.image.size
+    return Batch(
+        images=torch.zeros(count, 3, size, size, dtype=torch.uint8),
+        labels=torch.zeros(count, dtype=torch.int64),
+        weights=torch.ones(count),
+    )
+
+
+def _most(recorded: profile) -> int:
+    sizes = (event.nbytes() for event in _events(recorded) if event.name() == "[memory]")
+    return max(accumulate(sizes))
 
 
 def _held(trainer: Trainer) -> dict[str, int]:
