@@ -24,7 +24,7 @@ OPTIONS = --config "$(CONFIG)" $(ARGS)
 
 .DEFAULT_GOAL := help
 .PHONY: help setup data train evaluate export publish promote rollback releases serve gateway stack smoke predict report \
-	pipeline test test-fast chaos-train chaos-serve soak equivalence fuzz-preprocessing \
+	plan pipeline test test-fast chaos-train chaos-serve soak equivalence fuzz-preprocessing \
 	benchmark-preprocessing benchmark-training benchmark-export benchmark-pretrained benchmark-serving trend \
 	image smoke-deploy sbom lint format lock programs extras rename update clean distclean \
 	python train-environment serve-environment server deploy-environment dev-environments
@@ -87,6 +87,9 @@ predict: serve-environment ## Ask the running server about a file, a folder or a
 
 report: train-environment ## Write the report page of the run
 	@exec $(TRAIN) report $(OPTIONS)
+
+plan: train-environment ## Say what memory a training step takes, and what ranks send, before there are GPUs
+	@exec $(TRAIN) plan $(OPTIONS)
 
 test: dev-environments ## Run every test in both environments, with coverage
 	@exec "$(PYTHON)" scripts/run_tests.py $(ARGS)

@@ -1,4 +1,4 @@
-"""python -m train data | fit | evaluate | export | report | explain | bundle"""
+"""python -m train data | fit | evaluate | export | report | explain | plan | bundle"""
 
 import argparse
 import os
@@ -24,6 +24,7 @@ COMMANDS = {
     "export": "export the run's best checkpoint to a proven, sealed bundle",
     "report": "write the run's report.html",
     "explain": "say why torch.compile breaks up or recompiles the model, or why it cannot be exported",
+    "plan": "say what memory a step takes, and what ranks send, before there are GPUs or images",
 }
 
 
@@ -53,6 +54,10 @@ def main(arguments: list[str]) -> Path | str | None:
         if name == "export":
             parsers[name].add_argument(
                 "--recommend", action="store_true", help="the same as --export.recommend true"
+            )
+        if name == "plan":
+            parsers[name].add_argument(
+                "--classes", type=int, help="how many, without looking at the data set"
             )
         if name == "report":
             parsers[name].add_argument("--smoke", type=Path, help="result of the smoke test, to be shown")
@@ -86,14 +91,13 @@ def _run(stage: str, config: Config, chosen: argparse.Namespace) -> Path | str |
         from train.explain import explain
 
         return "\n".join(explain(config))
+    if stage == "plan":
+        from train.plan import plan
+
+        return "\n".join(plan(config, _classes(config) if chosen.classes is None else chosen.classes))
     from train.debug import simplified
-    from train.sources import read_dataset
 
-    if config.data.embedded:
-        from train.embedded import write_embedded
-
-        write_embedded(config.data)
-    whole = read_dataset(config.data)
+    whole = _read(config)
     config, dataset = simplified(config, whole)
     if stage == "data":
         from train.data_actions import act
@@ -103,6 +107,27 @@ def _run(stage: str, config: Config, chosen: argparse.Namespace) -> Path | str |
     if stage == "fit":
         return _fit(config, dataset)
     return _work_on_run(stage, config, dataset, getattr(chosen, "smoke", None))
+
+
+def _read(config: Config) -> "Dataset":
+    from train.sources import read_dataset
+
+    if config.data.embedded:
+        from train.embedded import write_embedded
+
+        write_embedded(config.data)
+    return read_dataset(config.data)
+
+
+def _classes(config: Config) -> int:
+    from train.dataset import DataError
+
+    try:
+        return len(_read(config).classes)
+    except DataError as error:
+        raise UsageError(
+            f"{error}. To plan without images, say with --classes how many there will be"
+        ) from error
 
 
 def _fit(config: Config, dataset: "Dataset") -> Path | None:

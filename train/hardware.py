@@ -142,11 +142,11 @@ def launch(hardware: HardwareConfig, training: TrainingConfig) -> Machine:
         raise HardwareError("hardware.accelerator is cuda, but torch finds no CUDA device here")
     device = "cuda" if hardware.accelerator != "cpu" and torch.cuda.is_available() else "cpu"
     world_size, local_size = _launched(hardware.devices)
-    _require_divisible(hardware, training, world_size)
+    require_divisible(hardware, training, world_size)
     if hardware.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(True)  # noqa: FBT003 - its only parameter
-    precision = _precision(effective_precision(training.precision, device), device)
+    precision = precision_of(effective_precision(training.precision, device), device)
     logging.getLogger("lightning.fabric").setLevel(logging.WARNING)
     with warnings.catch_warnings():
         # Where a scheduler is installed Lightning advises to use it, whatever this training is for.
@@ -189,20 +189,30 @@ def _launched(devices: int) -> tuple[int, int]:
 def _strategy(hardware: HardwareConfig, world_size: int) -> Any:
     if hardware.strategy == "fsdp2":
         # Fabric's name for "the model is sharded by this function"; its own FSDP is the first, CUDA only.
-        shard = partial(_shard, replicas=hardware.replicas)
-        return ModelParallelStrategy(shard, data_parallel_size=world_size, tensor_parallel_size=1)
+        sharded = partial(_sharded, replicas=hardware.replicas)
+        return ModelParallelStrategy(sharded, data_parallel_size=world_size, tensor_parallel_size=1)
     return "ddp" if world_size > 1 else "auto"
 
 
-def _shard(module: nn.Module, mesh: DeviceMesh, *, replicas: int) -> nn.Module:
-    """Shard each block by itself, so that only one at a time is whole in memory, then what is left."""
+def _sharded(module: nn.Module, mesh: DeviceMesh, *, replicas: int) -> nn.Module:
     data_parallel = mesh["data_parallel"]
     if replicas > 1:
-        shape = (replicas, data_parallel.size() // replicas)
-        data_parallel = init_device_mesh(mesh.device_type, shape, mesh_dim_names=("replicate", "shard"))
+        data_parallel = mesh_of(mesh.device_type, data_parallel.size(), replicas)
+    return shard(module, data_parallel)
+
+
+def mesh_of(device: str, ranks: int, replicas: int) -> DeviceMesh:
+    """All ranks in one row; with more than one replica, a row for each of them."""
+    if replicas == 1:
+        return init_device_mesh(device, (ranks,))
+    return init_device_mesh(device, (replicas, ranks // replicas), mesh_dim_names=("replicate", "shard"))
+
+
+def shard(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
+    """Shard each block by itself, so that only one at a time is whole in memory, then what is left; in place."""
     for block in blocks_of(module):
-        fully_shard(block, mesh=data_parallel)
-    fully_shard(module, mesh=data_parallel)
+        fully_shard(block, mesh=mesh)
+    fully_shard(module, mesh=mesh)
     return module
 
 
@@ -217,14 +227,14 @@ def effective_precision(asked: str, device: str) -> str:
     return "bf16-mixed" if native else "32-true"
 
 
-def _precision(name: str, device: str) -> Precision:
+def precision_of(name: str, device: str) -> Precision:
     """The plugin itself, because by name Fabric turns 16-mixed on a CPU into bfloat16 without a scaler."""
     if name == "16-mixed":
         return MixedPrecision("16-mixed", device, scaler=torch.amp.GradScaler(device))
     return MixedPrecision("bf16-mixed", device) if name == "bf16-mixed" else Precision()
 
 
-def _require_divisible(hardware: HardwareConfig, training: TrainingConfig, world_size: int) -> None:
+def require_divisible(hardware: HardwareConfig, training: TrainingConfig, world_size: int) -> None:
     if world_size % hardware.replicas:
         raise HardwareError(
             f"{world_size} processes do not divide into hardware.replicas {hardware.replicas}"

@@ -13,7 +13,9 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.integration import planned
 from tests.integration.checkout import Checkout, end, outcome
+from tests.integration.images import CLASSES
 from tests.integration.ports import free_ports
 from tests.integration.training import (
     DEADLINE_SECONDS,
@@ -28,6 +30,7 @@ from tests.integration.training import (
     run_of,
     wait_for_step_after,
 )
+from train.rehearsal import rehearse
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -41,6 +44,8 @@ PLAIN = {
     "data__on_bad_sample": "skip",
 }
 TOLERANCE = 1e-5
+# Of ResNet-18, the second of its last stage.
+LARGEST_BLOCK = 4 * (2 * 512 * 512 * 9 + 4 * 512)
 
 
 @pytest.fixture
@@ -194,6 +199,27 @@ def test_gradients_travel_once_a_step_however_many_micro_batches(
             assert result.returncode == 0, result.stderr
             for strategy, (one, four) in json.loads(result.stdout).items():
                 assert one == four > 0, strategy
+
+
+def test_ranks_hold_and_send_what_was_planned(checkout: Checkout, odd_folder: Path, tmp_path: Path) -> None:
+    program = str(Path(__file__).with_name("planned.py"))
+    with ranks_of(checkout, [program, str(odd_folder), str(tmp_path / "runs")]) as ranks:
+        results = [outcome(rank, DEADLINE_SECONDS) for rank in ranks]
+    assert [result.returncode for result in results] == [0, 0], results
+    everyones = [json.loads(result.stdout) for result in results]
+    for number, case in enumerate(planned.CASES):
+        config = planned.configuration(str(odd_folder), str(tmp_path), case)
+        expected = rehearse(config, len(CLASSES), ranks=2, foreach=False)
+        for found in (each[number] for each in everyones):
+            sizes = {name: size for (name, _), size in expected.messages.items()}
+            sizes["all-reduce"] = sizes.get("all-reduce", 0) + 4 * 4  # the loss, and what travels with it
+            assert {name: size for name, size in found["messages"].items() if size} == sizes
+            assert found["held"].items() <= expected.held["optimiser"].items()
+            most = max(sum(held.values()) for phase, held in expected.held.items() if phase != "validation")
+            # Above it come oneDNN's copies and, where the model is sharded, those that gloo makes of what it gathers
+            # and scatters, at moments of its own: of two of the largest blocks at most, and NCCL makes none.
+            copies = 2 * LARGEST_BLOCK if case["hardware.strategy"] == "fsdp2" else 0
+            assert most / 1.01 <= found["most"] <= most * 1.06 + copies
 
 
 def test_what_one_rank_meets_ends_the_other_too(checkout: Checkout, odd_folder: Path, tmp_path: Path) -> None:
