@@ -23,8 +23,8 @@ DEPLOY = $(SERVE_PYTHON) -m deploy
 OPTIONS = --config "$(CONFIG)" $(ARGS)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup data train evaluate export publish promote rollback releases serve gateway stack smoke predict report \
-	pipeline test test-fast chaos-train chaos-serve soak equivalence fuzz-preprocessing \
+.PHONY: help setup data train profile evaluate export publish promote rollback releases serve gateway stack smoke \
+	predict report pipeline test test-fast chaos-train chaos-serve soak equivalence fuzz-preprocessing \
 	benchmark-preprocessing benchmark-training benchmark-export benchmark-pretrained benchmark-serving trend \
 	image smoke-deploy sbom lint format lock programs extras rename update clean distclean \
 	python train-environment serve-environment server deploy-environment dev-environments
@@ -44,6 +44,9 @@ data: train-environment ## Write the embedded data set, and find images that mus
 
 train: train-environment ## Train, or go on with a run that was cut short
 	@exec $(TRAIN) fit $(OPTIONS)
+
+profile: train-environment ## Train a few steps, and say what they spend their time on and what makes them slow
+	@exec $(TRAIN) profile $(OPTIONS)
 
 evaluate: train-environment ## Evaluate the best checkpoint on the test split
 	@exec $(TRAIN) evaluate $(OPTIONS)

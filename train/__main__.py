@@ -1,4 +1,4 @@
-"""python -m train data | fit | evaluate | export | report | explain | bundle"""
+"""python -m train data | fit | evaluate | export | report | profile | explain | bundle"""
 
 import argparse
 import os
@@ -23,6 +23,7 @@ COMMANDS = {
     "evaluate": "evaluate the run's best checkpoint on the test split",
     "export": "export the run's best checkpoint to a proven, sealed bundle",
     "report": "write the run's report.html",
+    "profile": "train a few steps, and say what their time goes into, what makes them slow, and what to do about it",
     "explain": "say why torch.compile breaks up or recompiles the model, or why it cannot be exported",
 }
 
@@ -102,6 +103,10 @@ def _run(stage: str, config: Config, chosen: argparse.Namespace) -> Path | str |
         return act(chosen.action, config, whole, chosen.to)
     if stage == "fit":
         return _fit(config, dataset)
+    if stage == "profile":
+        from train.profile import profile
+
+        return profile(config, dataset)
     return _work_on_run(stage, config, dataset, getattr(chosen, "smoke", None))
 
 
