@@ -23,8 +23,8 @@ DEPLOY = $(SERVE_PYTHON) -m deploy
 OPTIONS = --config "$(CONFIG)" $(ARGS)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup data train evaluate export publish promote rollback releases serve gateway stack smoke predict report \
-	plan pipeline test test-fast chaos-train chaos-serve soak equivalence fuzz-preprocessing \
+.PHONY: help setup data plan train profile evaluate export publish promote rollback releases serve gateway stack smoke \
+	predict report pipeline test test-fast chaos-train chaos-serve soak equivalence fuzz-preprocessing \
 	benchmark-preprocessing benchmark-training benchmark-export benchmark-pretrained benchmark-serving trend \
 	image smoke-deploy sbom lint format lock programs extras rename update clean distclean \
 	python train-environment serve-environment server deploy-environment dev-environments
@@ -42,8 +42,14 @@ setup: train-environment server ## Make or update the environments (the other ta
 data: train-environment ## Write the embedded data set, and find images that must not be trained on
 	@exec $(TRAIN) data $(OPTIONS)
 
+plan: train-environment ## Say what memory a training step takes, and what ranks send, before there are GPUs
+	@exec $(TRAIN) plan $(OPTIONS)
+
 train: train-environment ## Train, or go on with a run that was cut short
 	@exec $(TRAIN) fit $(OPTIONS)
+
+profile: train-environment ## Train a few steps, and say what they spend their time on and what makes them slow
+	@exec $(TRAIN) profile $(OPTIONS)
 
 evaluate: train-environment ## Evaluate the best checkpoint on the test split
 	@exec $(TRAIN) evaluate $(OPTIONS)
@@ -87,9 +93,6 @@ predict: serve-environment ## Ask the running server about a file, a folder or a
 
 report: train-environment ## Write the report page of the run
 	@exec $(TRAIN) report $(OPTIONS)
-
-plan: train-environment ## Say what memory a training step takes, and what ranks send, before there are GPUs
-	@exec $(TRAIN) plan $(OPTIONS)
 
 test: dev-environments ## Run every test in both environments, with coverage
 	@exec "$(PYTHON)" scripts/run_tests.py $(ARGS)

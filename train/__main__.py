@@ -1,4 +1,4 @@
-"""python -m train data | fit | evaluate | export | report | explain | plan | bundle"""
+"""python -m train data | plan | fit | profile | evaluate | export | report | explain | bundle"""
 
 import argparse
 import os
@@ -19,12 +19,13 @@ RANK_VARIABLES = ("RANK", "LOCAL_RANK", "SLURM_PROCID")
 
 COMMANDS = {
     "data": "write the embedded data set if asked to, and check, measure, split or show the images",
+    "plan": "say what memory a step takes, and what ranks send, before there are GPUs or images",
     "fit": "train, or continue, or find finished, the run of this configuration",
+    "profile": "train a few steps, and say what their time goes into, what makes them slow, and what to do about it",
     "evaluate": "evaluate the run's best checkpoint on the test split",
     "export": "export the run's best checkpoint to a proven, sealed bundle",
     "report": "write the run's report.html",
     "explain": "say why torch.compile breaks up or recompiles the model, or why it cannot be exported",
-    "plan": "say what memory a step takes, and what ranks send, before there are GPUs or images",
 }
 
 
@@ -106,6 +107,10 @@ def _run(stage: str, config: Config, chosen: argparse.Namespace) -> Path | str |
         return act(chosen.action, config, whole, chosen.to)
     if stage == "fit":
         return _fit(config, dataset)
+    if stage == "profile":
+        from train.profile import profile
+
+        return profile(config, dataset)
     return _work_on_run(stage, config, dataset, getattr(chosen, "smoke", None))
 
 

@@ -192,7 +192,7 @@ def _train(trainer: Trainer) -> None:
 
 def _work_off(trainer: Trainer, outputs: Outputs) -> None:
     """Every window from where training stands to its end."""
-    batches = trainer.meter.timed(_batches(trainer))
+    batches = trainer.meter.timed(batches_of(trainer))
     for window in trainer.order.windows(trainer.progress.cursor):
         before = trainer.progress.step
         stopping = step(trainer, window, batches, outputs)
@@ -245,7 +245,8 @@ def _roll_back(trainer: Trainer) -> None:
         logger.info("back at step %d", trainer.progress.step)
 
 
-def _batches(trainer: Trainer) -> Iterator[Batch]:
+def batches_of(trainer: Trainer) -> Iterator[Batch]:
+    """Every micro-batch of this rank from where training stands to its end."""
     config, fabric = trainer.config, trainer.machine.fabric
     micro_batch = config.training.batch_size // config.training.accumulate // fabric.world_size
     workers_here = config.data.workers * trainer.machine.ranks_here

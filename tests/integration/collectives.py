@@ -12,7 +12,7 @@ from torch.profiler import profile
 
 from slipway.config import load
 from train.config import Config
-from train.fit import _batches, prepare
+from train.fit import batches_of, prepare
 from train.folder import read_folder
 from train.hardware import launch
 from train.preemption import StopRequest
@@ -45,7 +45,7 @@ def count(images: str, runs: str, strategy: str, micro_batches: int) -> int:
     dataset = read_folder(config.data)
     machine = launch(config.hardware, config.training)
     trainer = prepare(config, run_for(config, dataset), dataset, machine, StopRequest(), is_new=True)
-    batches, window = _batches(trainer), next(trainer.order.windows(0))
+    batches, window = batches_of(trainer), next(trainer.order.windows(0))
     with profile() as recorded:
         accumulate_gradients(trainer, window, batches)
     return sum(event.count for event in recorded.key_averages() if event.key == OPERATIONS[strategy])
