@@ -3,12 +3,23 @@
 import os
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 # The networks of the tests are small: a second thread costs them more than it brings, and on a busy machine each would
 # wait for the other to be given a core. Set here, before anything imports a library that counts the cores.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # MLflow asks its makers for settings when it is imported.
 os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+
+# The same examples in every run, however slow the machine: a red build must mean that something has changed.
+settings.register_profile(
+    "slipway",
+    deadline=None,
+    derandomize=True,
+    database=None,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+settings.load_profile("slipway")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

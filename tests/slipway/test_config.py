@@ -498,7 +498,7 @@ def configurations(draw: st.DrawFn) -> Config:
     )
 
 
-@settings(max_examples=60, deadline=None, derandomize=True, database=None)
+@settings(max_examples=60)
 @given(config=configurations())
 def test_resolved_configuration_reads_back_the_same(
     tmp_path_factory: pytest.TempPathFactory, config: Config

@@ -54,7 +54,7 @@ def dataset_of(placed: list[Placed]) -> Dataset:
     return assemble(found, InMemory(contents), DataConfig(), "memory")
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(files)
 def test_copies_leaks_contradictions_and_bad_files_are_those_that_are_there(
     tmp_path: Path, drawn: list[Placed]
@@ -80,7 +80,7 @@ def test_copies_leaks_contradictions_and_bad_files_are_those_that_are_there(
 looks = st.lists(st.tuples(st.integers(0, 2**10 - 1), st.integers(0, 3)), min_size=2, max_size=ENOUGH + 1)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(looks)
 def test_groups_are_those_of_comparing_each_with_each(drawn: list[tuple[int, int]]) -> None:
     pictures = [
