@@ -248,10 +248,9 @@ def _roll_back(trainer: Trainer) -> None:
 def batches_of(trainer: Trainer) -> Iterator[Batch]:
     """Every micro-batch of this rank from where training stands to its end."""
     config, fabric = trainer.config, trainer.machine.fabric
-    micro_batch = config.training.batch_size // config.training.accumulate // fabric.world_size
     workers_here = config.data.workers * trainer.machine.ranks_here
     if fabric.local_rank == 0:
-        warn_of_little_shared_memory(config.image.size, micro_batch, workers_here)
+        warn_of_little_shared_memory(config.image.size, trainer.micro_batch, workers_here)
     samples = TrainingSamples(
         trainer.dataset,
         trainer.signature.preprocessing,
@@ -293,7 +292,7 @@ def _validate_weights(trainer: Trainer, outputs: Outputs, weights: Weights) -> N
     trainer.machine.share_buffers(trainer.module)
     batches = plain_batches(
         PlainSamples(trainer.dataset, "val", trainer.signature.preprocessing),
-        trainer.config.training.batch_size,
+        trainer.micro_batch,
         rank=fabric.global_rank,
         world_size=fabric.world_size,
         workers=trainer.config.data.workers,

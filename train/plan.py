@@ -120,8 +120,8 @@ def _remedy(config: Config, phase: Phase, most: str) -> str:
         return "with hardware.strategy fsdp2 and n ranks each of them holds an nth of that"
     if phase == "validation":
         return (
-            f"each rank validates {training.batch_size} images at a time, in float32, whatever it trains with, and "
-            "only a smaller training.batch_size takes less"
+            "each rank validates as many images at a time as a micro-batch has, in float32, whatever it trains with; "
+            f"training.accumulate {2 * training.accumulate} halves them"
         )
     ways = [f"training.accumulate {2 * training.accumulate} halves them"]
     if hardware.activation_checkpointing == "none":

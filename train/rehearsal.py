@@ -215,7 +215,7 @@ def _step_and_validation(
     ledger.phase = None
     with average.applied_to(module) if average else nullcontext(), inference(module):
         ledger.phase = "validation"
-        module(_blank(config, config.training.batch_size).images)
+        module(_blank(config, _micro_batch(config)).images)
     return messages
 
 
@@ -229,14 +229,12 @@ def _sum_up_nothing(ledger: _Ledger, bucket: GradBucket) -> torch.futures.Future
 
 def _gradients(config: Config, model: Any, ledger: _Ledger) -> None:
     """As train.step.accumulate_gradients, in all that takes memory or is sent."""
-    ranks = torch.distributed.get_world_size()
-    count = config.training.batch_size // config.training.accumulate // ranks
     last = config.training.accumulate - 1
     precision = precision_of(config.training.precision, "cpu")
     for number in sorted({0, min(1, last), last}):  # all between are like the second one
         before = ledger.messages.copy()
         ledger.phase = "forward"
-        batch = _blank(config, count)
+        batch = _blank(config, _micro_batch(config))
         ledger.call_the_rest("images and labels")
         with _synchronised(model, now=number == last):
             mixed = mix(batch, config.augment, np.random.default_rng(0))
@@ -251,6 +249,10 @@ def _gradients(config: Config, model: Any, ledger: _Ledger) -> None:
         if 0 < number < last:
             for collective, size in (ledger.messages - before).items():
                 ledger.messages[collective] += size * (last - 2)
+
+
+def _micro_batch(config: Config) -> int:
+    return config.training.batch_size // config.training.accumulate // torch.distributed.get_world_size()
 
 
 def _blank(config: Config, count: int) -> Batch:

@@ -73,7 +73,7 @@ def measured(config: Config) -> dict[str, Any]:
         step(trainer, window, _blank_batches(trainer, window), Outputs(show=_Silence(), board=None))
     averaged = trainer.ema.applied_to(trainer.module) if trainer.ema else nullcontext()
     with profile(profile_memory=True) as validation, averaged:
-        score(trainer.module, [_blank(config)], machine)
+        score(trainer.module, [_blank(trainer)], machine)
     with profile(record_shapes=True) as again:
         accumulate_gradients(trainer, window, _blank_batches(trainer, window))
     return {
@@ -84,9 +84,9 @@ def measured(config: Config) -> dict[str, Any]:
     }
 
 
-def _blank(config: Config) -> Batch:
+def _blank(trainer: Trainer) -> Batch:
     """As large as those of a validation."""
-    count, size = config.training.batch_size, config.image.size
+    count, size = trainer.micro_batch, trainer.config.image.size
     return Batch(
         images=torch.zeros(count, 3, size, size, dtype=torch.uint8),
         labels=torch.zeros(count, dtype=torch.int64),

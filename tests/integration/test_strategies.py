@@ -282,7 +282,7 @@ def test_processes_of_hardware_devices_train_together(
 def test_sharded_validation_ends_where_ranks_have_unequal_numbers_of_batches(
     checkout: Checkout, odd_folder: Path, tmp_path: Path
 ) -> None:
-    """Nine images on two ranks in batches of four: one has a second batch, and every forward needs them both."""
+    """Nine images on two ranks in batches of two: one has a third batch, and every forward needs them both."""
     small = tmp_path / "small"
     shutil.copytree(odd_folder, small)
     images = sorted(path for path in (small / "val").rglob("*") if path.is_file())

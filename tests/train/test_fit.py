@@ -370,6 +370,24 @@ def test_average_follows_the_weights_and_both_are_reported(
     assert not torch.equal(state[f"ema.{name}"], state[f"model.{name}"])
 
 
+def test_validation_takes_no_more_images_at_a_time_than_training(
+    make_folder: MakeFolder, make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where micro-batches are what there is room for, a whole batch would find none."""
+    taken: list[int] = []
+
+    def score(module: Any, batches: Any, machine: Any) -> Any:
+        batches = list(batches)
+        taken.extend(len(batch.labels) for batch in batches)
+        return really_score(module, batches, machine)
+
+    really_score = loop.score
+    monkeypatch.setattr(loop, "score", score)
+    config = make_config(make_folder(), training__batch_size="4", training__accumulate="2")
+    fit(config, read_folder(config.data))
+    assert max(taken) == 2
+
+
 def test_training_ends_when_patience_does(
     make_folder: MakeFolder, make_config: MakeConfig, caplog: pytest.LogCaptureFixture
 ) -> None:

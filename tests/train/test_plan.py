@@ -81,8 +81,8 @@ def test_ring_sends_twice_what_is_summed_but_for_one_share() -> None:
         ),
         (
             held("validation", intermediate_results=900),
-            {"training__batch_size": "256"},
-            "in validation: 0.88 GB, 100% of it for intermediate results; each rank validates 256 images at a time",
+            {"training__accumulate": "4"},
+            "as many images at a time as a micro-batch has, in float32, whatever it trains with; training.accumulate 8",
         ),
     ],
 )
