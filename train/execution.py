@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
+from typing import Any
 
 import torch
 from torch import nn
@@ -37,6 +38,8 @@ def recompute_in_backward(block: nn.Module, *, selective: bool) -> None:
     selective: keep the results of convolutions and matrix products all the same, and compute only the rest again.
     """
     norms = [part for part in block.modules() if isinstance(part, _BatchNorm)]
+    if selective:
+        _keep_results_as_they_are(block)
 
     def contexts() -> tuple[AbstractContextManager[object], AbstractContextManager[object]]:
         if not selective:
@@ -45,6 +48,14 @@ def recompute_in_backward(block: nn.Module, *, selective: bool) -> None:
         return first, _without_statistics(norms, again)
 
     block.forward = partial(checkpoint, block.forward, use_reentrant=False, context_fn=contexts)
+
+
+def _keep_results_as_they_are(block: nn.Module) -> None:
+    """No activation may work in place on what is kept: computed again, it would be applied to its own result."""
+    part: Any  # each kind of activation has the attribute, and no base class of theirs
+    for part in block.modules():
+        if getattr(part, "inplace", False):
+            part.inplace = False
 
 
 def _policy(
