@@ -44,7 +44,9 @@ def trained_a_step(config: HardwareConfig, name: str = "resnet18") -> tuple[Imag
 
 @pytest.mark.parametrize("network", ["resnet18", "efficientnet_b0"])
 @pytest.mark.parametrize("which", ["block", "selective"])
-def test_recomputed_activations_change_neither_gradients_nor_batch_statistics(which: str, network: str) -> None:
+def test_recomputed_activations_change_neither_gradients_nor_batch_statistics(
+    which: str, network: str
+) -> None:
     """Naive checkpointing runs the forward twice, and moves the running statistics twice.
 
     An EfficientNet applies activations in place to the very results of convolutions.
