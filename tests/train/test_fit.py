@@ -18,6 +18,7 @@ from train import fit as loop
 from train import step as steps
 from train.checkpoint import Progress
 from train.config import HardwareConfig
+from train.evaluate import score
 from train.fit import fit
 from train.folder import read_folder
 from train.hardware import HardwareError, launch
@@ -376,13 +377,12 @@ def test_validation_takes_no_more_images_at_a_time_than_training(
     """Where micro-batches are what there is room for, a whole batch would find none."""
     taken: list[int] = []
 
-    def score(module: Any, batches: Any, machine: Any) -> Any:
+    def counted(module: Any, batches: Any, machine: Any) -> Any:
         batches = list(batches)
         taken.extend(len(batch.labels) for batch in batches)
-        return really_score(module, batches, machine)
+        return score(module, batches, machine)
 
-    really_score = loop.score
-    monkeypatch.setattr(loop, "score", score)
+    monkeypatch.setattr(loop, "score", counted)
     config = make_config(make_folder(), training__batch_size="4", training__accumulate="2")
     fit(config, read_folder(config.data))
     assert max(taken) == 2
