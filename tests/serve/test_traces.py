@@ -74,9 +74,8 @@ def test_a_client_s_trace_reaches_every_model_over_both_protocols(
     release: Release, collector: Collector
 ) -> None:
     def reached_every_model(trace: str) -> bool:
-        return {ENSEMBLE, PREPROCESS, CLASSIFIER} <= collector.names(trace) and SPAN in collector.parents(
-            trace
-        )
+        models = {ENSEMBLE, PREPROCESS, CLASSIFIER}
+        return models <= collector.names(trace) and SPAN in collector.parents(trace)
 
     def is_traced(trace: str, ask: Callable[[], object]) -> bool:
         """Asked again, because on a busy machine Triton at times sends no spans until there are more."""
