@@ -69,11 +69,11 @@ def run_suite(name: str, options: list[str], scratch: Path) -> int:
     return process.returncode
 
 
-def failures(results: Path) -> Iterator[str]:
+def failures(file: Path) -> Iterator[str]:
     """What each failed test of a JUnit file is called, and how its message begins; nothing if pytest itself died."""
-    if not results.exists():
+    if not file.exists():
         return
-    for case in ET.parse(results).iter("testcase"):
+    for case in ET.parse(file).iter("testcase"):
         for kind in ("failure", "error"):
             for found in case.iter(kind):
                 message = textwrap.indent(found.get("message", "")[:SHOWN_OF_MESSAGE], "    ")

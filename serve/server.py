@@ -286,14 +286,15 @@ class Server:
                 status = psutil.STATUS_DEAD
             except psutil.Error:
                 continue  # it is there and cannot be looked at; what it answers still says how it is
-            if status in (psutil.STATUS_DEAD, psutil.STATUS_ZOMBIE, psutil.STATUS_STOPPED):
-                if process.pid == self.pid:
-                    if status != psutil.STATUS_STOPPED:
-                        self._wait_for_last_thread()
-                    raise self._end(f"Triton (process {process.pid}) is {status}")
+            if status not in (psutil.STATUS_DEAD, psutil.STATUS_ZOMBIE, psutil.STATUS_STOPPED):
+                continue
+            if process.pid != self.pid:
                 raise ServerError(
                     f"a process that runs a model (process {process.pid}) is {status}{self.log_tail()}"
                 )
+            if status != psutil.STATUS_STOPPED:
+                self._wait_for_last_thread()
+            raise self._end(f"Triton (process {process.pid}) is {status}")
 
     def _wait_for_last_thread(self) -> None:
         """When that has gone, a moment after the process looks dead, its status can be had; raises ServerError then."""

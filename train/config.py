@@ -215,6 +215,10 @@ class TrainingConfig:
     log_layers_every: int | None = option(None, "steps between gradient norms of every layer", at_least=1)
     keep_checkpoints: int = option(2, "newest checkpoints kept besides the best", at_least=1)
 
+    def micro_batch(self, ranks: int) -> int:
+        """Images that each of so many ranks takes at a time."""
+        return self.batch_size // self.accumulate // ranks
+
 
 @dataclass(frozen=True, kw_only=True)
 class HardwareConfig:

@@ -120,7 +120,7 @@ def _evaluate(config: Config, run: Run, dataset: Dataset, split: Split, choice: 
     samples = PlainSamples(dataset, split, signature.preprocessing)
     batches = plain_batches(
         samples,
-        config.training.batch_size // config.training.accumulate,
+        config.training.micro_batch(ranks=1),
         rank=0,
         world_size=1,
         workers=config.data.workers,

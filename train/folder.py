@@ -92,12 +92,13 @@ def _images(root: Path, parent: Path, split: Split | None) -> Iterator[Found]:
 
 def _require_class_folders(parent: Path) -> None:
     """Files beside class folders are of no class, and named in the log. Raises DataError if there is no such folder."""
-    files = sorted(path for path in parent.iterdir() if _is_data(Path(path.name), path))
+    entries = sorted(parent.iterdir())
+    files = [path for path in entries if _is_data(Path(path.name), path)]
     if not files:
         return
     more = f" and {len(files) - _SHOWN_FILES} more" if len(files) > _SHOWN_FILES else ""
     shown = f"{_names(files[:_SHOWN_FILES], parent)}{more}"
-    if not any(path.is_dir() for path in parent.iterdir()):
+    if not any(path.is_dir() for path in entries):
         raise DataError(
             f"{parent}: there is no class folder in it; put the images of each class into one of its own. Found {shown}"
         )

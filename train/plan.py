@@ -76,9 +76,8 @@ def _precision(asked: str, device: str) -> str:
 def _share(config: Config) -> str:
     training, ranks = config.training, config.hardware.devices
     strategy = "fsdp2" if config.hardware.strategy == "fsdp2" else "ddp"
-    images = training.batch_size // training.accumulate // ranks
     who = f"one of {ranks} ranks ({strategy})" if ranks > 1 else "one rank"
-    return f"{who}, {training.accumulate} x {images} images a step"
+    return f"{who}, {training.accumulate} x {training.micro_batch(ranks)} images a step"
 
 
 def _table(found: Rehearsal) -> Iterator[str]:

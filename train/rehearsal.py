@@ -215,7 +215,7 @@ def _step_and_validation(
     ledger.phase = None
     with average.applied_to(module) if average else nullcontext(), inference(module):
         ledger.phase = "validation"
-        module(_blank(config, _micro_batch(config)).images)
+        module(_blank(config).images)
     return messages
 
 
@@ -234,7 +234,7 @@ def _gradients(config: Config, model: Any, ledger: _Ledger) -> None:
     for number in sorted({0, min(1, last), last}):  # all between are like the second one
         before = ledger.messages.copy()
         ledger.phase = "forward"
-        batch = _blank(config, _micro_batch(config))
+        batch = _blank(config)
         ledger.call_the_rest("images and labels")
         with _synchronised(model, now=number == last):
             mixed = mix(batch, config.augment, np.random.default_rng(0))
@@ -251,12 +251,8 @@ def _gradients(config: Config, model: Any, ledger: _Ledger) -> None:
                 ledger.messages[collective] += size * (last - 2)
 
 
-def _micro_batch(config: Config) -> int:
-    return config.training.batch_size // config.training.accumulate // torch.distributed.get_world_size()
-
-
-def _blank(config: Config, count: int) -> Batch:
-    size = config.image.size
+def _blank(config: Config) -> Batch:
+    count, size = config.training.micro_batch(torch.distributed.get_world_size()), config.image.size
     batch = Batch(
         images=torch.zeros(count, 3, size, size, dtype=torch.uint8),
         labels=torch.zeros(count, dtype=torch.int64),

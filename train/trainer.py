@@ -49,8 +49,7 @@ class Trainer:
     @property
     def micro_batch(self) -> int:
         """Images that one rank takes at a time, also where it validates: more may not find room."""
-        training = self.config.training
-        return training.batch_size // training.accumulate // self.machine.fabric.world_size
+        return self.config.training.micro_batch(self.machine.fabric.world_size)
 
 
 @dataclass(frozen=True, kw_only=True)
